@@ -1,0 +1,1 @@
+"""Sandboxes. Empty until the runner lands."""

@@ -1,0 +1,1 @@
+"""Harnesses as data. Empty until the runner lands."""

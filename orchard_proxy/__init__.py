@@ -1,0 +1,1 @@
+"""Orchard: the recording layer between AI agents and the models that run inside them."""

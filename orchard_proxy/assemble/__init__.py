@@ -1,0 +1,1 @@
+"""From calls to samples: the exact-prefix forest, masks and accounting. Pure: no I/O."""

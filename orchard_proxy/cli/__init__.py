@@ -1,0 +1,1 @@
+"""Verbs of the `orchard` command, one file each, loaded lazily."""

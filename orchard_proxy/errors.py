@@ -1,0 +1,36 @@
+"""Vocabulary of errors. No mapping of foreign errors happens here: each edge maps its own.
+
+Every message says what happened and what to do about it.
+"""
+
+
+class OrchardError(Exception):
+    """Anything that Orchard raises on purpose."""
+
+
+class UsageError(OrchardError):
+    """The caller asked for something that cannot be: bad flag, bad file, bad field. CLI exit 2."""
+
+
+class JournalError(OrchardError):
+    """The journal could not be written or is locked. The call fails; nothing is lost in silence."""
+
+
+class JournalDamaged(OrchardError):
+    """A segment cannot be read past some offset."""
+
+
+class UpstreamError(OrchardError):
+    """The engine could not be reached, or what it sent is not an answer."""
+
+
+class ControlError(OrchardError):
+    """The control plane refused a request. `status` is its HTTP status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ExportError(OrchardError):
+    """An export could not be written or read."""

@@ -1,0 +1,1 @@
+"""Parquet out, and back in."""

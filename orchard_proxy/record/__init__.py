@@ -1,0 +1,1 @@
+"""The journal, what is derived from it, and the catalog."""

@@ -1,0 +1,1 @@
+"""Trainers. Empty until the training loop lands."""
