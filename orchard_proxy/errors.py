@@ -16,7 +16,7 @@ class JournalError(OrchardError):
     """The journal could not be written or is locked. The call fails; nothing is lost in silence."""
 
 
-class JournalDamaged(OrchardError):
+class JournalDamagedError(OrchardError):
     """A segment cannot be read past some offset."""
 
 

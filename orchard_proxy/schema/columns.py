@@ -53,7 +53,7 @@ FAILURE_FIELDS = (
     Column("retryable", Kind.BOOL, "whether another attempt may succeed"),
     Column("message", Kind.STR, "one sentence for a person"),
 )
-FAILURE = Column("failure", Kind.STRUCT, "why it failed; null when it did not", True, False, FAILURE_FIELDS)
+FAILURE = Column("failure", Kind.STRUCT, "why it failed; null when it did not", nullable=True, fields=FAILURE_FIELDS)
 
 VERSION_FIELDS = (
     Column("version", Kind.STR, "weight version"),
