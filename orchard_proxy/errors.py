@@ -21,7 +21,15 @@ class JournalDamagedError(OrchardError):
 
 
 class UpstreamError(OrchardError):
-    """The engine could not be reached, or what it sent is not an answer."""
+    """The engine could not be reached, was cut off, or fell silent. `code` says which, for the record."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ClientGoneError(OrchardError):
+    """The client closed its connection, or stopped reading for too long."""
 
 
 class ControlError(OrchardError):
@@ -30,6 +38,10 @@ class ControlError(OrchardError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+class BrokenPromptError(OrchardError):
+    """A prompt is stored as a reference that leads nowhere: the catalog or the export is damaged."""
 
 
 class ExportError(OrchardError):
