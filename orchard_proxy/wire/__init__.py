@@ -1,1 +1,1 @@
-"""Dialects: bytes and meaning, one file each, plus SSE framing. Pure: no I/O."""
+"""Formats on the wire: SSE framing, JSON edited by bytes, the dialects. Bytes in, bytes out; no I/O."""
