@@ -45,8 +45,8 @@ class RolloutFrame(msgspec.Struct, frozen=True, kw_only=True):
     harness_version: str | None = None
     image_digest: str | None = None
     model: str | None = None
-    metadata: msgspec.Raw = msgspec.Raw(b"{}")
-    """A JSON object as bytes."""
+    metadata: bytes = b"{}"
+    """A JSON object as text. Not Raw: that would be written into the msgpack map as if it were msgpack."""
 
 
 class BeginFrame(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +126,8 @@ class FinishFrame(msgspec.Struct, frozen=True, kw_only=True):
     status: RolloutStatus
     reward: float | None = None
     rewards: dict[str, float] = {}
-    metadata: msgspec.Raw = msgspec.Raw(b"{}")
+    metadata: bytes = b"{}"
+    """A JSON object as text."""
     failure: Failure | None = None
     version: int = 1
     """1 for the first finish of a rollout, then counted up."""
