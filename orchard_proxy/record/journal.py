@@ -11,7 +11,7 @@ It knows frames and files, not what frames mean. Invariants:
 import asyncio
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -48,14 +48,17 @@ FLUSH_S = 0.04
 class Journal:
     """The journal of one worker. Make it with `Journal.open`; end it with `aclose` or `async with`."""
 
-    def __init__(self, lock_fd: int, chain: SegmentChain, session_id: bytes, durability: Durability) -> None:
+    def __init__(
+        self, lock_fd: int, chain: SegmentChain, syncer: Syncer, session_id: bytes, durability: Durability
+    ) -> None:
         self.session_id = session_id
         self._lock_fd = lock_fd
         self._chain = chain
         self._durability = durability
         self._seed = session_seed(session_id)
-        self._syncer = Syncer(chain.current, self._sync_failed)
-        chain.on_switch = self._syncer.switch
+        self._syncer = syncer
+        syncer.on_failure = self._sync_failed
+        chain.on_switch = syncer.switch
         self._pieces: list[bytes] = []
         self._buffered_bytes = 0
         self._buffered_ids: set[bytes] = set()
@@ -74,8 +77,12 @@ class Journal:
         worker: str = "w0",
         durability: Durability = "process",
         segment_bytes: int = SEGMENT_BYTES,
+        fdatasync: Callable[[int], None] = os.fdatasync,
     ) -> Self:
-        """Lock the folder, repair what an earlier process left, begin a new segment. Raise JournalError."""
+        """Lock the folder, repair what an earlier process left, begin a new segment. Raise JournalError.
+
+        `fdatasync` is the door to the disk, called in a thread.
+        """
         folder = journal_dir(data_dir)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +98,7 @@ class Journal:
         except BaseException:
             os.close(lock_fd)
             raise
-        return cls(lock_fd, chain, session_id, durability)
+        return cls(lock_fd, chain, Syncer(chain.current, fdatasync), session_id, durability)
 
     async def __aenter__(self) -> Self:
         return self
@@ -149,15 +156,19 @@ class Journal:
         """Write and sync what is left, close the files, give the lock back. Raise JournalError when that failed."""
         if self._closed:
             return
-        self._flush()
+        pieces, call_ids = self._take()
         self._closed = True
-        lost = next(iter(self._lost.values()), None)
+        try:
+            if pieces:
+                self._write(pieces, call_ids)
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
         try:
             await self._syncer.aclose()
         finally:
             os.close(self._lock_fd)
-        if lost is not None:
-            raise JournalError(f"the last frames of {len(self._lost)} calls were lost: {lost}")
 
     def _flush(self) -> None:
         """Write the buffer. What cannot be written is lost, and its calls are marked."""
@@ -213,8 +224,7 @@ class Journal:
         self._lost.update((call_id, reason) for call_id in call_ids if call_id != CONTROL_ID)
 
     def _sync_failed(self, call_ids: Collection[bytes], reason: str) -> None:
-        """Trust that segment no more: a second fdatasync would report success for pages that are gone."""
+        """Note what may be gone. The segment is marked broken, so the next write begins a new one."""
         logger.error("%s", reason)
-        self._chain.current.broken = True
         self._distrust = True
         self._lose(call_ids, reason)

@@ -13,11 +13,13 @@ import msgspec
 from orchard_proxy.errors import JournalDamagedError
 from orchard_proxy.record.reader import Damage, read_frames, read_header
 from orchard_proxy.record.segments import HEADER_BYTES, list_segments
-from orchard_proxy.schema.frames import BeginFrame, FinishFrame, FrameType, RolloutFrame
+from orchard_proxy.record.summary import CONTROL, RolloutState, RolloutStates, load_summary, save_summary
+
+__all__ = ["Repair", "RolloutState", "load_rollouts", "repair"]
 
 logger = logging.getLogger(__name__)
 
-CONTROL = frozenset({FrameType.ROLLOUT, FrameType.BEGIN, FrameType.FINISH})
+COPY_BYTES = 1 << 20
 
 
 class Repair(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,84 +30,97 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
     saved: Path | None = None
     """Where the cut bytes are; None when nothing was cut."""
     damages: list[Damage] = []
+    """Skipped, and left as they are."""
     problem: str = ""
     """Why the segment was left as it is."""
 
 
-class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server must know of a rollout when it starts."""
-
-    rollout_id: str
-    key_sha256: str = ""
-    body_sha256: str = ""
-    implicit: bool = False
-    created_us: int = 0
-    finished: bool = False
-    finish_version: int = 0
-    """Version of its last finish; 0 = never finished."""
-    next_seq: int = 0
-    """The `seq` of its next call."""
-
-
 def repair(data_dir: Path) -> list[Repair]:
-    """Cut torn tails of all segments. Call it only with the lock held and no segment open for writing."""
-    found = []
-    for paths in list_segments(data_dir).values():
-        for path in paths:
-            one = _repair_segment(path)
-            if one is not None:
-                found.append(one)
-    return found
+    """Check all segments, cut torn tails, and report. Only with the lock held and no segment open for writing.
 
-
-def _repair_segment(path: Path) -> Repair | None:
-    damages: list[Damage] = []
-    try:
-        end = HEADER_BYTES if read_header(path) else 0
-        for read in read_frames(path, on_damage=damages.append):
-            end = read.next_offset
-    except JournalDamagedError as error:
-        logger.error("%s", error)  # noqa: TRY400
-        return Repair(path=path, problem=str(error))
-    torn_bytes = path.stat().st_size - end
-    if torn_bytes == 0:
-        return Repair(path=path, damages=damages) if damages else None
-    saved = path.with_name(path.name + ".torn")
-    with path.open("rb") as file:
-        file.seek(end)
-        saved.write_bytes(file.read())
-    os.truncate(path, end)
-    logger.warning("%s: %d bytes of an unfinished frame were cut off and saved as %s", path, torn_bytes, saved)
-    return Repair(path=path, cut_bytes=torn_bytes, saved=saved, damages=damages)
+    A segment that an earlier start checked is not read again. Raise JournalError when a newer Orchard wrote one.
+    """
+    paths = [path for paths in list_segments(data_dir).values() for path in paths]
+    found = [_repair_segment(path) for path in paths]
+    return [one for one in found if one is not None]
 
 
 def load_rollouts(data_dir: Path) -> dict[str, RolloutState]:
-    """Return the state of every rollout in the journal, by its id."""
-    states: dict[str, RolloutState] = {}
+    """Return the state of every rollout in the journal, by its id. Reads only; an unreadable segment is logged."""
+    states = RolloutStates()
     for paths in list_segments(data_dir).values():
         for path in paths:
-            for read in read_frames(path, kinds=CONTROL):
-                _apply(states, read.kind, read.payload)
-    return states
+            try:
+                _collect(path, states)
+            except (JournalDamagedError, OSError) as error:
+                logger.error("its rollouts are not known: %s", error)  # noqa: TRY400
+    return states.by_id
 
 
-def _apply(states: dict[str, RolloutState], kind: FrameType, payload: bytes) -> None:
-    if kind is FrameType.ROLLOUT:
-        frame = msgspec.msgpack.decode(payload, type=RolloutFrame)
-        old = states.get(frame.rollout_id, RolloutState(rollout_id=frame.rollout_id))
-        states[frame.rollout_id] = msgspec.structs.replace(
-            old,
-            key_sha256=frame.key_sha256,
-            body_sha256=frame.body_sha256,
-            implicit=frame.implicit,
-            created_us=frame.created_us,
-        )
-    elif kind is FrameType.BEGIN:
-        begin = msgspec.msgpack.decode(payload, type=BeginFrame)
-        old = states.get(begin.rollout_id, RolloutState(rollout_id=begin.rollout_id))
-        states[begin.rollout_id] = msgspec.structs.replace(old, next_seq=max(old.next_seq, begin.seq + 1))
-    elif kind is FrameType.FINISH:
-        finish = msgspec.msgpack.decode(payload, type=FinishFrame)
-        old = states.get(finish.rollout_id, RolloutState(rollout_id=finish.rollout_id))
-        version = max(old.finish_version, finish.version)
-        states[finish.rollout_id] = msgspec.structs.replace(old, finished=True, finish_version=version)
+def _collect(path: Path, states: RolloutStates) -> None:
+    header = read_header(path)
+    if header is None:
+        return
+    summary = load_summary(path, header.session_id)
+    if summary is not None:
+        for state in summary.rollouts:
+            states.add(state)
+        return
+    for read in read_frames(path, kinds=CONTROL):
+        states.add_frame(read.kind, read.payload)
+
+
+def _repair_segment(path: Path) -> Repair | None:
+    try:
+        header = read_header(path)
+        if header is None:
+            return _cut(path, 0, [])
+        if load_summary(path, header.session_id) is not None:
+            return None
+        states, damages, end = _check(path)
+        done = _cut(path, end, damages)
+    except (JournalDamagedError, OSError) as error:
+        logger.error("left as it is: %s", error)  # noqa: TRY400
+        return Repair(path=path, problem=str(error))
+    if done is None or not done.problem:
+        save_summary(path, header.session_id, states)
+    return done
+
+
+def _check(path: Path) -> tuple[RolloutStates, list[Damage], int]:
+    states, damages, end = RolloutStates(), list[Damage](), HEADER_BYTES
+    for read in read_frames(path, on_damage=damages.append):
+        states.add_frame(read.kind, read.payload)
+        end = read.next_offset
+    return states, damages, end
+
+
+def _cut(path: Path, end: int, damages: list[Damage]) -> Repair | None:
+    cut_bytes = path.stat().st_size - end
+    if cut_bytes == 0:
+        return Repair(path=path, damages=damages) if damages else None
+    try:
+        saved = _save_tail(path, end)
+        os.truncate(path, end)
+    except OSError as error:
+        # Harmless: nobody appends to an old segment, and readers stop at its last good frame.
+        problem = f"the unfinished {cut_bytes} bytes at the end of {path} could not be cut off: {error.strerror}"
+        logger.warning("%s", problem)
+        return Repair(path=path, damages=damages, problem=problem)
+    logger.warning("%s: %d bytes of an unfinished frame were cut off and saved as %s", path, cut_bytes, saved.name)
+    return Repair(path=path, cut_bytes=cut_bytes, saved=saved, damages=damages)
+
+
+def _save_tail(path: Path, end: int) -> Path:
+    """Copy what is behind `end` to a new file, on the disk when this returns."""
+    saved = path.with_name(path.name + ".torn")
+    while saved.exists():
+        saved = saved.with_name(saved.name + "+")
+    temporary = saved.with_name(saved.name + ".tmp")
+    with path.open("rb") as source, temporary.open("wb") as target:
+        source.seek(end)
+        while block := source.read(COPY_BYTES):
+            target.write(block)
+        target.flush()
+        os.fsync(target.fileno())
+    return temporary.replace(saved)

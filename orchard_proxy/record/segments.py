@@ -111,12 +111,15 @@ def encode_header(session_id: bytes, created_us: int) -> bytes:
 
 
 def decode_header(data: bytes, path: Path) -> SegmentHeader | None:
-    """Return the header; None when the writer was stopped inside it. Raise JournalDamagedError on anything else."""
+    """Return the header; None when the writer was stopped inside it.
+
+    Raise JournalDamagedError on anything else, JournalError when a newer Orchard wrote it.
+    """
     if len(data) < HEADER_BYTES:
         return None
     magic, version, session_id, created_us = HEADER.unpack_from(data)
     if magic == MAGIC and version > FORMAT_VERSION:
-        raise JournalDamagedError(
+        raise JournalError(
             f"{path} has journal format {version}; this Orchard reads up to {FORMAT_VERSION}. Use a newer Orchard."
         )
     if magic != MAGIC or crc32(data[: HEADER.size]) != CRC.unpack_from(data, HEADER.size)[0]:

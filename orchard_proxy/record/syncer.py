@@ -23,11 +23,13 @@ BEHIND_S = 0.01
 class Syncer:
     """Brings the segments of one journal to the disk."""
 
-    def __init__(self, current: SegmentFile, on_failure: Callable[[Collection[bytes], str], None]) -> None:
+    def __init__(self, current: SegmentFile, fdatasync: Callable[[int], None] = os.fdatasync) -> None:
         self._current = current
+        self._fdatasync = fdatasync
         self._retired: list[SegmentFile] = []
         self._folder_dirty = False
-        self._on_failure = on_failure
+        self.on_failure: Callable[[Collection[bytes], str], None] = lambda _ids, _reason: None
+        """Told of every failed round: the noted ids since the last good one, and a sentence."""
         self._waiters: list[asyncio.Future[None]] = []
         self._ids: set[bytes] = set()
         self._dirty = False
@@ -96,38 +98,37 @@ class Syncer:
         self._folder_dirty = self._dirty = False
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._thread, _sync, retired, self._current, folder)
-        except OSError as error:
-            message = describe(self._current.path, error)
-            self._on_failure(ids, message)
-            _settle(waiters, JournalError(message))
-        else:
-            _settle(waiters, None)
+            problem = await loop.run_in_executor(self._thread, self._sync, retired, self._current, folder)
+            if problem is not None:
+                self.on_failure(ids, problem)
+            _settle(waiters, problem)
+        finally:
+            _settle(waiters, "the server stopped before the journal was on the disk. Send the request again.")
+
+    def _sync(self, retired: list[SegmentFile], current: SegmentFile, folder: Path | None) -> str | None:
+        """Sync in the thread; return what went wrong. A file that failed is `broken`: a second try would lie."""
+        problem = None
+        for segment in (*retired, current):
+            try:
+                self._fdatasync(segment.fd)
+                if segment is current and folder is not None:
+                    sync_folder(folder)
+            except OSError as error:
+                problem = problem if segment.broken else describe(segment.path, error)
+                segment.broken = True
+        for segment in retired:
+            os.close(segment.fd)
+        return problem
 
 
-def _settle(waiters: list[asyncio.Future[None]], error: JournalError | None) -> None:
+def _settle(waiters: list[asyncio.Future[None]], problem: str | None) -> None:
     for waiter in waiters:
         if waiter.done():
-            continue  # its call was cancelled meanwhile
-        if error is None:
+            continue  # settled already, or its call was cancelled
+        if problem is None:
             waiter.set_result(None)
         else:
-            waiter.set_exception(error)
-
-
-def _sync(retired: list[SegmentFile], current: SegmentFile, folder: Path | None) -> None:
-    errors = []
-    for segment in (*retired, current):
-        try:
-            os.fdatasync(segment.fd)
-        except OSError as error:
-            errors.append(error)
-    for segment in retired:
-        os.close(segment.fd)
-    if folder is not None:
-        sync_folder(folder)
-    if errors:
-        raise errors[0]
+            waiter.set_exception(JournalError(problem))
 
 
 def sync_folder(folder: Path) -> None:
