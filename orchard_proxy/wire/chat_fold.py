@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from orchard_proxy.schema.records import Usage
 from orchard_proxy.wire import jsonbytes
-from orchard_proxy.wire.chat_message import canonical, reasoning_of, text
+from orchard_proxy.wire.chat_message import canonical, reasoning_of, text_of
 from orchard_proxy.wire.chat_tools import ToolCallFold
 
 
@@ -92,7 +92,7 @@ def read_answer(body: Any) -> Answer:
         AnswerChoice(
             index=_index(choice, position),
             message=Raw(jsonbytes.dumps(canonical(choice.get("message")))),
-            finish_reason=_string(choice.get("finish_reason")),
+            finish_reason=_string(choice.get("finish_reason")) or None,
             stop_reason=_stop_reason(choice.get("stop_reason")),
         )
         for position, choice in _objects(body.get("choices"))
@@ -141,7 +141,7 @@ class _ChoiceFold:
         if not isinstance(delta, dict):
             return
         self._role = self._role or _string(delta.get("role"))
-        self._append("content", text(delta.get("content")))
+        self._append("content", text_of(delta.get("content")))
         self._append("reasoning_content", reasoning_of(delta))
         self._append("refusal", delta.get("refusal"))
         for _, fragment in _objects(delta.get("tool_calls")):

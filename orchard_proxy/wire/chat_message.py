@@ -10,6 +10,8 @@ from orchard_proxy.wire import jsonbytes
 REASONING = ("reasoning_content", "reasoning")
 """Spellings of the reasoning text; the first is the canonical one."""
 
+_IDENTITY = ("role", "content", "reasoning_content", "tool_calls", "function_call", "tool_call_id")
+
 
 def canonical(message: Any) -> dict[str, Any]:
     """Return {role, content, reasoning_content?, tool_calls?, function_call?, refusal?, name?, tool_call_id?}.
@@ -19,7 +21,7 @@ def canonical(message: Any) -> dict[str, Any]:
     source: dict[str, Any] = message if isinstance(message, dict) else {}
     calls = tool_calls(source.get("tool_calls"))
     legacy = source.get("function_call")
-    content = text(source.get("content"))
+    content = _content(source.get("content"))
     if not content:
         content = None if calls or legacy else ""
     out: dict[str, Any] = {"role": source.get("role") or "assistant", "content": content}
@@ -35,8 +37,9 @@ def canonical(message: Any) -> dict[str, Any]:
 
 
 def identity(message: Any) -> bytes:
-    """Return bytes that are equal iff two messages are the same turn."""
-    return jsonbytes.dumps(dict(sorted(canonical(message).items())))
+    """Return bytes that are equal iff two messages are the same turn: who, what text, what reasoning, what calls."""
+    said = canonical(message)
+    return jsonbytes.dumps([said.get(key) for key in _IDENTITY])
 
 
 def reasoning_of(source: dict[str, Any]) -> str:
@@ -48,11 +51,12 @@ def reasoning_of(source: dict[str, Any]) -> str:
     return ""
 
 
-def text(content: Any) -> Any:
-    """Join a list of text parts to a string; anything else stays as it is."""
-    if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
-        return "".join(p["text"] for p in content)
-    return content
+def text_of(content: Any) -> str:
+    """Return the text of a content: the string itself, or its text parts joined."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(p["text"] for p in parts if isinstance(p, dict) and isinstance(p.get("text"), str))
 
 
 def tool_calls(raw: Any) -> list[dict[str, Any]]:
@@ -65,6 +69,13 @@ def arguments_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return "" if value is None else jsonbytes.dumps(value).decode()
+
+
+def _content(content: Any) -> Any:
+    """Return content as text; content with parts that are no text (images) stays a list."""
+    if isinstance(content, list) and not all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
+        return content
+    return content if isinstance(content, dict) else text_of(content)
 
 
 def _call(item: dict[str, Any]) -> dict[str, Any]:

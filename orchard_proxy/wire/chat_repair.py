@@ -5,7 +5,9 @@ refuse every later call of the rollout. The upstream copy gets `{"_malformed": "
 else stays byte for byte, and the record keeps what the client sent.
 """
 
+import functools
 import json
+from collections.abc import Iterator
 
 import msgspec
 
@@ -13,38 +15,78 @@ from orchard_proxy.wire import jsonbytes
 from orchard_proxy.wire.jsonbytes import Change
 
 
-def repair_tool_arguments(body: bytes) -> bytes | None:
-    """Return the request body with valid tool arguments, or None when there is nothing to repair."""
-    if b'"arguments"' not in body:
+class _Function(msgspec.Struct):
+    arguments: msgspec.Raw = msgspec.Raw(b'""')
+
+
+class _Call(msgspec.Struct):
+    function: _Function | None = None
+
+
+class _Message(msgspec.Struct):
+    tool_calls: list[_Call] | None = None
+    function_call: _Function | None = None
+
+
+class _Request(msgspec.Struct):
+    messages: list[_Message] = []
+
+
+_REQUEST = msgspec.json.Decoder(_Request)
+_SKIP = msgspec.json.Decoder(msgspec.Raw)
+
+
+def repair_tool_arguments(body: bytes, *, strict: bool = False) -> bytes | None:
+    """Return the request body with valid tool arguments, or None when there is nothing to repair.
+
+    `strict`: NaN and Infinity are not JSON to the engine. Without it they pass, as Python's json lets them.
+    """
+    if b"arguments" not in body or not _needs_repair(body, strict=strict):
         return None
-    fixed = jsonbytes.edit(body, {"messages": lambda raw: jsonbytes.map_elements(raw, _message)})
+    fixed = jsonbytes.edit(body, {"messages": _STRICT if strict else _LENIENT})
     return None if fixed == body else fixed
 
 
-def _message(raw: bytes) -> bytes:
-    return jsonbytes.edit(raw, _MESSAGE) if b'"arguments"' in raw else raw
+def _needs_repair(body: bytes, *, strict: bool) -> bool:
+    """Say quickly that there is nothing to do, where the body has the documented shape."""
+    try:
+        request = _REQUEST.decode(body)
+    except (msgspec.MsgspecError, RecursionError):
+        return True
+    return any(_arguments(raw, strict=strict) != raw for raw in _all_arguments(request))
 
 
-def _arguments(raw: bytes) -> bytes:
-    """Repair the value of one `arguments` member."""
+def _all_arguments(request: _Request) -> Iterator[bytes]:
+    for message in request.messages:
+        for call in message.tool_calls or ():
+            if call.function is not None:
+                yield bytes(call.function.arguments)
+        if message.function_call is not None:
+            yield bytes(message.function_call.arguments)
+
+
+def _arguments(raw: bytes, *, strict: bool) -> bytes:
+    """Repair the value of one `arguments` member: a string that is neither empty nor JSON."""
     if not raw.startswith(b'"') or raw == b'""':
         return raw
     try:
         text = jsonbytes.loads(raw)
     except ValueError:
         return raw
-    return raw if _is_json(text) else jsonbytes.dumps(jsonbytes.dumps({"_malformed": text}).decode())
+    if _is_json(text) or (not strict and _is_lenient_json(text)):
+        return raw
+    return jsonbytes.dumps(jsonbytes.dumps({"_malformed": text}).decode())
 
 
 def _is_json(text: str) -> bool:
     try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
-        return _is_lenient(text)
+        _SKIP.decode(text.encode("utf-8", "surrogatepass"))
+    except (msgspec.MsgspecError, RecursionError):
+        return False
     return True
 
 
-def _is_lenient(text: str) -> bool:
+def _is_lenient_json(text: str) -> bool:
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -52,8 +94,15 @@ def _is_lenient(text: str) -> bool:
     return True
 
 
-_FUNCTION: dict[str, Change] = {"arguments": _arguments}
-_MESSAGE: dict[str, Change] = {
-    "tool_calls": jsonbytes.each({"function": jsonbytes.each(_FUNCTION)}),
-    "function_call": jsonbytes.each(_FUNCTION),
-}
+def _messages_change(*, strict: bool) -> Change:
+    function = jsonbytes.each({"arguments": functools.partial(_arguments, strict=strict)})
+    message: dict[str, Change] = {"tool_calls": jsonbytes.each({"function": function}), "function_call": function}
+
+    def change(raw: bytes) -> bytes:
+        return jsonbytes.edit(raw, message) if b"arguments" in raw else raw
+
+    return functools.partial(jsonbytes.map_elements, change=change)
+
+
+_STRICT = _messages_change(strict=True)
+_LENIENT = _messages_change(strict=False)

@@ -14,6 +14,8 @@ from orchard_proxy.wire import jsonbytes
 
 DIALECT = "chat"
 
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
+
 _NOT_SAMPLING = frozenset(
     (
         # what is said
@@ -68,7 +70,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def decode(body: bytes) -> ChatRequest:
     """Read a request body. Never raises."""
-    members = jsonbytes.members(body) if _is_json(body) else None
+    members = _members(body)
     if members is None:
         return ChatRequest(ok=False, body=body)
     mistyped: set[str] = set()
@@ -134,24 +136,19 @@ def _respelled(text: bytes) -> bytes:
     return jsonbytes.dumps(value)
 
 
-_SKIP = msgspec.json.Decoder(Raw)
-
-
-def _is_json(body: bytes) -> bool:
+def _members(body: bytes) -> dict[str, Raw] | None:
+    """Accept JSON, and what Python's json accepts beyond it (NaN), since engines written in Python do."""
     try:
-        _SKIP.decode(body)
+        return _OBJECT.decode(body)
+    except msgspec.ValidationError:
+        return None
     except (msgspec.MsgspecError, RecursionError):
-        return _is_lenient_json(body)
-    return True
-
-
-def _is_lenient_json(body: bytes) -> bool:
-    """Accept what Python's json accepts (NaN), since engines written in Python do."""
+        pass
     try:
         json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError):
-        return False
-    return True
+        return None
+    return jsonbytes.members(body)
 
 
 def _small(raw: bytes) -> Any:

@@ -21,6 +21,7 @@ _DONE = sse.encode(sse.DONE)
 _NULL = Raw(b"null")
 _BLANK = (b"null", b"[]", b'""', b"{}")
 _CHUNK = Raw(b'"chat.completion.chunk"')
+_LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")
 _encode = msgspec.json.Encoder().encode
 
 _LLAMACPP_ORDER = ("choices", "created", "id", "model", "system_fingerprint", "object")
@@ -49,7 +50,7 @@ def synthesise(body: bytes, request: ChatRequest, *, source: bytes | None = None
         broken = error_event("The engine's answer is not a JSON object.", type="upstream_error", code="bad_answer")
         return [broken, _DONE]
     if "choices" not in top:  # an error object, or nothing that a stream could say otherwise
-        return [sse.encode(_encode(top)), _DONE]
+        return [sse.encode(_one_line(_encode(top))), _DONE]
     return [*map(sse.encode, _Maker(top, request, source).chunks()), _DONE]
 
 
@@ -99,7 +100,7 @@ class _Maker:
                 out[key] = Raw(b"[" + b",".join(choices) + b"]")
             elif key in self._top:
                 out[key] = _CHUNK if key == "object" else self._top[key]
-        return _encode(out | (extra or {}))
+        return _one_line(_encode(out | (extra or {})))
 
     def _role(self, choice: Members) -> _Part:
         role = _message(choice).get("role", Raw(b'"assistant"'))
@@ -217,6 +218,11 @@ def _message(choice: Members) -> Members:
 def _choices(top: Members) -> list[Members]:
     found = jsonbytes.elements(bytes(top.get("choices", _NULL))) or []
     return [choice for choice in (jsonbytes.members(bytes(raw)) for raw in found) if choice is not None]
+
+
+def _one_line(data: bytes) -> bytes:
+    """Put JSON on one line, since not every client joins several; a line end in JSON can only be space."""
+    return data.translate(_LINE_ENDS_TO_SPACES) if b"\n" in data or b"\r" in data else data
 
 
 def _blank(raw: Raw) -> bool:

@@ -8,6 +8,8 @@ Two ways give the same bytes. The quick one decodes to raw members and encodes t
 encoding the unedited members reproduces the input. All else goes through a scanner of spans.
 """
 
+import contextlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +22,9 @@ Change = bytes | None | Callable[[bytes], bytes | None]
 """What becomes of a member's value: these bytes, removal (None), or what a function makes of its bytes."""
 
 NULL = b"null"
+
+_UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""What the quick way raises on text that it cannot take; the scanner then has its turn."""
 
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _OBJECTS = msgspec.json.Decoder(list[dict[str, Raw]])
@@ -54,7 +59,7 @@ def members(body: bytes) -> dict[str, Raw] | None:
     """Return the members of a JSON object as raw values, the last of equal keys; None when it is not an object."""
     try:
         return _OBJECT.decode(body)
-    except (msgspec.MsgspecError, RecursionError):
+    except _UNREADABLE:
         spans = _spans(body, b"{")
     if spans is None:
         return None
@@ -65,7 +70,7 @@ def elements(body: bytes) -> list[Raw] | None:
     """Return the elements of a JSON array as raw values; None when it is not an array."""
     try:
         return _ARRAY.decode(body)
-    except (msgspec.MsgspecError, RecursionError):
+    except _UNREADABLE:
         spans = _spans(body, b"[")
     return None if spans is None else [Raw(body[span.value : span.end]) for span in spans]
 
@@ -82,13 +87,16 @@ def edit(body: bytes, changes: Mapping[str, Change], add: Mapping[str, bytes] | 
 
     Every one of duplicate members is changed. Not an object: returned unchanged.
     """
+    add = add or {}
     changes = {**changes, **add} if add else changes
     try:
         found = _OBJECT.decode(body)
-        if _encode(found) != body:
-            return _edit_spans(body, changes, add or {})
-    except (msgspec.MsgspecError, RecursionError):
-        return _edit_spans(body, changes, add or {})
+    except _UNREADABLE:
+        return _edit_spans(body, changes, add, None)
+    if not add and not any(key in found for key in changes):
+        return body
+    if _encode(found) != body:
+        return _edit_spans(body, changes, add, found)
     return _encode(_changed(found, changes, add))
 
 
@@ -107,16 +115,22 @@ def edit_each(body: bytes, changes: Mapping[str, Change]) -> bytes:
         return edit(body, changes)
     try:
         found = _OBJECTS.decode(body)
-        if _encode(found) == body:
-            return _encode([_changed(item, changes, None) for item in found])
-    except (msgspec.MsgspecError, RecursionError):
-        pass
-    return map_elements(body, lambda raw: edit(raw, changes))
+    except _UNREADABLE:
+        found = None
+    if found is None or _encode(found) != body:
+        return map_elements(body, lambda raw: edit(raw, changes))
+    return _encode([_changed(item, changes, {}) for item in found])
 
 
 def map_elements(body: bytes, change: Callable[[bytes], bytes]) -> bytes:
     """Replace each element of an array by what `change` makes of it; not an array: unchanged."""
-    spans = _spans(body, b"[")
+    try:
+        found = _ARRAY.decode(body)
+    except _UNREADABLE:
+        found = None
+    if found is not None and _encode(found) == body:
+        return _encode([Raw(change(bytes(raw))) for raw in found])
+    spans = _spans(body, b"[", None if found is None else dict(enumerate(found)))
     if spans is None:
         return body
     out: list[bytes] = []
@@ -129,10 +143,8 @@ def map_elements(body: bytes, change: Callable[[bytes], bytes]) -> bytes:
 
 def loads(data: bytes) -> Any:
     """Decode JSON as leniently as Python does: NaN, lone surrogates, bytes that are not UTF-8. Raise ValueError."""
-    try:
+    with contextlib.suppress(*_UNREADABLE):
         return _ANY.decode(data)
-    except (msgspec.MsgspecError, RecursionError):
-        pass
     try:
         return json.loads(data.decode("utf-8-sig", "replace"))
     except RecursionError as error:
@@ -148,7 +160,7 @@ def dumps(value: Any) -> bytes:
         return json.dumps(plain, separators=(",", ":")).encode()
 
 
-def _changed(found: dict[str, Raw], changes: Mapping[str, Change], add: Mapping[str, bytes] | None) -> dict[str, Raw]:
+def _changed(found: dict[str, Raw], changes: Mapping[str, Change], add: Mapping[str, bytes]) -> dict[str, Raw]:
     for key, change in changes.items():
         old = found.get(key)
         if old is None:
@@ -158,7 +170,7 @@ def _changed(found: dict[str, Raw], changes: Mapping[str, Change], add: Mapping[
             del found[key]
         else:
             found[key] = Raw(new)
-    for key, value in (add or {}).items():
+    for key, value in add.items():
         found.setdefault(key, Raw(value))
     return found
 
@@ -167,80 +179,91 @@ def _apply(change: Change, value: bytes) -> bytes | None:
     return change(value) if callable(change) else change
 
 
-def _edit_spans(body: bytes, changes: Mapping[str, Change], add: Mapping[str, bytes]) -> bytes:
-    spans = _spans(body, b"{")
+def _edit_spans(
+    body: bytes, changes: Mapping[str, Change], add: Mapping[str, bytes], known: dict[str, Raw] | None
+) -> bytes:
+    spans = _spans(body, b"{", known)
     if spans is None:
         return body
-    opened = _OPEN.match(body)
-    first = opened.end() if opened else 0
-    out = [body[:first]]
-    kept = 0
+    at = _opening(body, b"{")
+    out = [body[:at]]
+    kept = False
     missing = dict(add)
-    at = first
     for span in spans:
         gap, at = body[at : span.start], span.end
         value: bytes | None = body[span.value : span.end]
         if span.key is not None and span.key in changes:
             value = _apply(changes[span.key], body[span.value : span.end])
             missing.pop(span.key, None)
-        if value is None:
-            continue
-        out += (gap if kept else b"", body[span.start : span.value], value)
-        kept += 1
+        if value is not None:
+            out += (gap if kept else b"", body[span.start : span.value], value)
+            kept = True
     for key, raw in missing.items():
         out += (b"," if kept else b"", _encode(key), b":", raw)
-        kept += 1
+        kept = True
     return b"".join([*out, body[at:]])
 
 
-def _spans(body: bytes, kind: bytes) -> list[_Span] | None:
-    """Return the spans of the members of an object or the elements of an array; None when it is neither or broken."""
+def _opening(body: bytes, kind: bytes) -> int:
+    """Return the offset of the first member, or -1 when the text does not open an object (array)."""
     opened = _OPEN.match(body)
-    if opened is None or opened[1] != kind:
-        return None
-    try:
-        return list(_scan(body, opened.end(), keyed=kind == b"{"))
-    except _MalformedError:
-        return None
+    return opened.end() if opened is not None and opened[1] == kind else -1
 
 
-def _scan(body: bytes, at: int, *, keyed: bool) -> Iterator[_Span]:
+def _spans(body: bytes, kind: bytes, known: Mapping[Any, Raw] | None = None) -> list[_Span] | None:
+    """Return the spans of the members of an object or the elements of an array; None when it is neither or broken.
+
+    `known` holds values by key (by number, in an array) and saves looking for their ends. One that is not the value
+    at its place, as with equal keys, either fails to match or leads to a broken text: then it is done without.
+    """
+    at = _opening(body, kind)
+    if at < 0:
+        return None
+    for hints in (known, {}) if known else ({},):
+        try:
+            return list(_scan(body, at, keyed=kind == b"{", known=hints))
+        except _MalformedError:
+            continue
+    return None
+
+
+def _scan(body: bytes, at: int, *, keyed: bool, known: Mapping[Any, Raw]) -> Iterator[_Span]:
     close = b"}" if keyed else b"]"
     if body[at : at + 1] == close:
-        _expect_end(body, at + 1)
+        _expect(_END, body, at + 1)
         return
-    while True:
+    for number in itertools.count():
         start, key = at, None
         if keyed:
-            found = _KEY.match(body, at)
-            if found is None:
-                raise _MalformedError
+            found = _expect(_KEY, body, at)
             start, key, at = found.start(1), _text(found[1]), found.end()
-        end = _value_end(body, at)
+        hint = known.get(number if key is None else key)
+        end = _value_end(body, at) if hint is None else _known_end(body, at, bytes(hint))
         yield _Span(key, start, at, end)
-        after = _AFTER.match(body, end)
-        if after is None:
-            raise _MalformedError
+        after = _expect(_AFTER, body, end)
+        at = after.end()
         if after[1] == close:
-            _expect_end(body, after.end())
+            _expect(_END, body, at)
             return
         if after[1] != b",":
             raise _MalformedError
-        at = after.end()
 
 
-def _expect_end(body: bytes, at: int) -> None:
-    if _END.match(body, at) is None:
+def _expect(pattern: re.Pattern[bytes], body: bytes, at: int) -> re.Match[bytes]:
+    found = pattern.match(body, at)
+    if found is None:
         raise _MalformedError
+    return found
+
+
+def _known_end(body: bytes, at: int, value: bytes) -> int:
+    return at + len(value) if body.startswith(value, at) else _value_end(body, at)
 
 
 def _value_end(body: bytes, at: int) -> int:
     """Return the offset just past the value at `at`. Iterative: nesting costs no stack."""
     if body[at : at + 1] not in (b"{", b"["):
-        scalar = _SCALAR.match(body, at)
-        if scalar is None:
-            raise _MalformedError
-        return scalar.end()
+        return _expect(_SCALAR, body, at).end()
     depth = 0
     for token in _TOKEN.finditer(body, at):
         text = body[token.start()]

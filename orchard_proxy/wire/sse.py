@@ -16,7 +16,7 @@ _LINE = re.compile(rb"([^\r\n]*)(\r\n|\r|\n|\Z)")
 _ANY_LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
-class SseEvent(msgspec.Struct, frozen=True, kw_only=True):
+class SseEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One block of the stream, up to and with its blank line."""
 
     raw: bytes
@@ -25,24 +25,27 @@ class SseEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The data lines joined with LF; None when the block has no data field (a comment, a stray blank line)."""
     event: str | None = None
     """The event field; None when absent."""
+    first: bool = False
+    """First of its stream: a byte order mark at its head is no part of it."""
 
     def replaced(self, data: bytes) -> bytes:
-        """Return the same event with other data; everything but the data is kept byte for byte."""
-        if self.data is None:
+        """Return the same event with other data; everything but the data is kept byte for byte.
+
+        New data of several lines becomes as many data lines. An event without data is returned as it is.
+        """
+        if self.data is None or data == self.data:
             return self.raw
-        out: list[bytes] = []
-        lines = _ANY_LINE_END.split(data)
-        written = False
-        for prefix, line, end in _lines(self.raw):
-            field, value = _field(line)
-            if field != b"data":
-                out.append(prefix + line + end)
-            elif not written:
-                written = True
-                head = line[: len(line) - len(value)] or b"data: "
-                if not head.endswith((b":", b": ")):
-                    head = b"data: "
-                out.append(prefix + (end or b"\n").join(head + part for part in lines) + end)
+        mark, lines = _lines(self.raw, first=self.first)
+        out = [mark]
+        new = _ANY_LINE_END.split(data)
+        for line, end in lines:
+            name, value = _field(line)
+            if name != b"data":
+                out += (line, end)
+            elif new:
+                head = line[: len(line) - len(value)] if b":" in line else b"data: "
+                out += ((end or b"\n").join(head + part for part in new), end)
+                new = []
         return b"".join(out)
 
 
@@ -118,20 +121,22 @@ class SseParser:
     def _event(self, raw: bytes) -> SseEvent:
         first, self._first = self._first, False
         if raw.startswith(b"data: ") and raw.endswith(b"\n\n") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
-            return SseEvent(raw=raw, data=raw[6:-2])
+            return SseEvent(raw=raw, data=raw[6:-2], first=first)
         data: list[bytes] = []
         event: str | None = None
-        for _, line, _ in _lines(raw, first=first):
-            field, value = _field(line)
-            if field == b"data":
+        for line, _ in _lines(raw, first=first)[1]:
+            name, value = _field(line)
+            if name == b"data":
                 data.append(value)
-            elif field == b"event":
+            elif name == b"event":
                 event = value.decode("utf-8", "replace")
-        return SseEvent(raw=raw, data=b"\n".join(data) if data else None, event=event)
+        return SseEvent(raw=raw, data=b"\n".join(data) if data else None, event=event, first=first)
 
 
 def encode(data: bytes) -> bytes:
-    """Frame one line of data as an event."""
+    """Frame data as an event; each of its lines becomes a data line."""
+    if b"\n" in data or b"\r" in data:
+        data = b"\ndata: ".join(_ANY_LINE_END.split(data))
     return b"data: " + data + b"\n\n"
 
 
@@ -145,18 +150,10 @@ def is_done(event: SseEvent) -> bool:
     return event.data is not None and event.data.strip() == DONE
 
 
-def _lines(raw: bytes, *, first: bool = True) -> list[tuple[bytes, bytes, bytes]]:
-    """Split into (byte order mark or nothing, line, line end); joined again they are `raw`."""
-    prefix = _BOM if first and raw.startswith(_BOM) else b""
-    out: list[tuple[bytes, bytes, bytes]] = []
-    at = len(prefix)
-    while at < len(raw):
-        found = _LINE.match(raw, at)
-        assert found is not None
-        out.append((prefix, found[1], found[2]))
-        prefix = b""
-        at = found.end()
-    return out
+def _lines(raw: bytes, *, first: bool) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """Split into a byte order mark (or nothing) and (line, line end) pairs; joined again they are `raw`."""
+    mark = _BOM if first and raw.startswith(_BOM) else b""
+    return mark, [(found[1], found[2]) for found in _LINE.finditer(raw, len(mark)) if found[0]]
 
 
 def _field(line: bytes) -> tuple[bytes, bytes]:
