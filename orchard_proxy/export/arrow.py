@@ -142,7 +142,12 @@ def _struct_array(column: Column, values: list[dict[str, Any] | None]) -> pa.Arr
 
 def _struct_rows(column: Column, array: pa.Array) -> list[dict[str, Any] | None]:
     names = [member.name for member in column.fields]
-    members = [to_rows(member, array.field(member.name)) for member in column.fields]
+    members = [
+        to_rows(member, array.field(member.name))
+        if array.type.get_field_index(member.name) >= 0
+        else [None] * len(array)
+        for member in column.fields
+    ]
     valid = array.is_valid().to_pylist()
     return [
         dict(zip(names, row, strict=True)) if here else None

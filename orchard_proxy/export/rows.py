@@ -12,6 +12,7 @@ import msgspec
 
 from orchard_proxy.export.jsontext import json_text
 from orchard_proxy.schema.columns import CALLS, CHOICE_FIELDS, ROLLOUTS, SAMPLES, TURN_FIELDS, Column, Kind
+from orchard_proxy.schema.packed import count
 from orchard_proxy.schema.records import Call, Choice, PromptRef, Rollout, Sample, Usage
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
@@ -25,7 +26,7 @@ def rollout_row(rollout: Rollout, calls: list[Call]) -> dict[str, Any]:
         "rewards": [entry | {"set_at": entry["set_us"]} for entry in rewards],
         "failure": _members(rollout.failure),
         "calls": len(calls),
-        "sampled_tokens": sum(choice.sampled_tokens for call in calls for choice in call.choices),
+        "sampled_tokens": sum(_sampled(choice) for call in calls for choice in call.choices),
         "started_at": rollout.started_us,
         "finished_at": rollout.finished_us,
     }
@@ -95,6 +96,11 @@ def sample_of(row: dict[str, Any]) -> Sample:
 
 def _choice_row(choice: Choice) -> dict[str, Any]:
     return _row(CHOICE_FIELDS, choice, {"versions": [_members(span) for span in choice.versions]})
+
+
+def _sampled(choice: Choice) -> int:
+    # An engine that does not count still sampled every id that it returned.
+    return max(choice.sampled_tokens, count(choice.token_ids))
 
 
 def _members(record: msgspec.Struct | None) -> Any:

@@ -4,7 +4,6 @@ Knows nothing of where the rollouts come from. Memory is bounded by one rollout 
 The invariant `sampled = trained + masked` is summed here and must hold, or nothing is published.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 from orchard_proxy.errors import ExportError
 from orchard_proxy.export import manifest, rows
+from orchard_proxy.export.digest import sha256
 from orchard_proxy.export.manifest import Counts, FileEntry, Manifest
 from orchard_proxy.export.parquet import TableWriter
 from orchard_proxy.export.publish import staged
@@ -100,9 +100,3 @@ def _entry(stage: Path, path: Path, table: str | None = None, n_rows: int | None
         table=table,
         rows=n_rows,
     )
-
-
-def sha256(path: Path) -> str:
-    """Return the hex digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,97 @@
+"""Rules over the files of an export: the manifest's list, digests, footers, schemas."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from orchard_proxy.export import arrow, manifest
+from orchard_proxy.export.digest import sha256
+from orchard_proxy.export.manifest import FileEntry, Manifest
+from orchard_proxy.export.parquet import read_footer
+from orchard_proxy.export.report import Findings, Rule
+from orchard_proxy.schema.columns import SCHEMA_VERSION, TABLES
+
+
+def check_files(folder: Path, stated: Manifest, findings: Findings) -> dict[str, list[Path]]:
+    """Check every file; return those of each table whose rows can be read."""
+    _check_listing(folder, stated, findings)
+    readable: dict[str, list[Path]] = {table: [] for table in TABLES}
+    rows = dict.fromkeys(TABLES, 0)
+    for entry in stated.files:
+        path = folder / entry.path
+        if not path.is_file():
+            findings.add(Rule.FILE_MISSING, entry.path, "listed in the manifest, but not there")
+            continue
+        _check_digest(path, entry, findings)
+        if entry.table in TABLES:
+            n_rows = _check_parquet(path, entry, stated, findings)
+            rows[entry.table] += n_rows or 0
+            if n_rows is not None:
+                readable[entry.table].append(path)
+    for table, n_rows in rows.items():
+        if n_rows != getattr(stated.counts, table):
+            findings.add(
+                Rule.FILE_ROWS,
+                manifest.NAME,
+                f"states {getattr(stated.counts, table)} {table}, the files hold {n_rows}",
+            )
+    return readable
+
+
+def _check_listing(folder: Path, stated: Manifest, findings: Findings) -> None:
+    listed = {entry.path for entry in stated.files} | {manifest.NAME}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in listed:
+            findings.add(Rule.FILE_UNLISTED, name, "not listed in the manifest")
+
+
+def _check_digest(path: Path, entry: FileEntry, findings: Findings) -> None:
+    size = path.stat().st_size
+    if size != entry.bytes:
+        findings.add(Rule.FILE_HASH, entry.path, f"has {size} bytes, the manifest states {entry.bytes}")
+    elif (digest := sha256(path)) != entry.sha256:
+        findings.add(Rule.FILE_HASH, entry.path, f"has sha256 {digest}, the manifest states {entry.sha256}")
+
+
+def _check_parquet(path: Path, entry: FileEntry, stated: Manifest, findings: Findings) -> int | None:
+    """Return the number of rows; None when the rows cannot be read as the declared columns."""
+    assert entry.table is not None
+    try:
+        metadata, schema = pq.read_metadata(path), pq.read_schema(path)
+    except (pa.ArrowException, OSError) as error:
+        findings.add(Rule.FILE_UNREADABLE, entry.path, str(error))
+        return None
+    if metadata.num_rows != entry.rows:
+        findings.add(Rule.FILE_ROWS, entry.path, f"has {metadata.num_rows} rows, the manifest states {entry.rows}")
+    _check_footer(metadata, entry, stated, findings)
+    return metadata.num_rows if _check_schema(schema, entry, stated, findings) else None
+
+
+def _check_footer(metadata: pq.FileMetaData, entry: FileEntry, stated: Manifest, findings: Findings) -> None:
+    assert entry.table is not None
+    found = read_footer(metadata)
+    for key, value in stated.footer(entry.table).items():
+        if found.get(key) != value:
+            findings.add(Rule.FOOTER, entry.path, f"{key} is {found.get(key)}, expected {value}")
+
+
+def _check_schema(schema: pa.Schema, entry: FileEntry, stated: Manifest, findings: Findings) -> bool:
+    assert entry.table is not None
+    declared = arrow.schema(entry.table)
+    names = list(dict.fromkeys([*declared.names, *schema.names]))
+    wrong = [name for name in names if not _same(declared, schema, name, stated.schema_version)]
+    for name in wrong:
+        have, want = (one.field(name) if name in one.names else "absent" for one in (schema, declared))
+        findings.add(Rule.SCHEMA, entry.path, f"column {name} is {have}, declared {want}")
+    return not wrong
+
+
+def _same(declared: pa.Schema, schema: pa.Schema, name: str, version: tuple[int, int]) -> bool:
+    if name in declared.names and name in schema.names:
+        same: bool = declared.field(name).equals(schema.field(name))
+        return same and schema.names.count(name) == 1
+    # Another minor version may have more nullable columns than this code declares, or fewer.
+    holder = declared if name in declared.names else schema
+    return version != SCHEMA_VERSION and holder.field(name).nullable
