@@ -1,7 +1,8 @@
 """Where to cut a text into the pieces that a stream would have had: at the tokens of its logprobs entries.
 
-The invariant: the pieces joined are the text, each is whole UTF-8, and every entry is counted to one piece or to the
-rest behind the text (an end-of-turn token, a token that held a stop string).
+The invariant: the pieces joined are the text, each is whole UTF-8, and the entries that the pieces count are the first
+ones, in order; what follows them stands behind the text (an end-of-turn token). The last piece may be part of a token
+or have no entry at all: a stop string cuts inside a token, and llama.cpp then leaves the entry out.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ _ENTRY = msgspec.json.Decoder(_Entry)
 
 
 def cut(text: str, entries: Sequence[msgspec.Raw]) -> list[Piece] | None:
-    """Cut `text` at its entries; None when the entries' bytes are not exactly the text, plus what may follow it."""
+    """Cut `text` at its entries; None when they are not the tokens of this text."""
     try:
         whole = text.encode()
         tokens = [_token_bytes(_ENTRY.decode(entry)) for entry in entries]
@@ -37,14 +38,16 @@ def cut(text: str, entries: Sequence[msgspec.Raw]) -> list[Piece] | None:
     for token in tokens:
         if at == len(whole):
             break
-        if not whole.startswith(token, end):
+        if not whole.startswith(token, end) and not token.startswith(whole[end:]):
             return None
-        end += len(token)
+        end = min(end + len(token), len(whole))
         count += 1
         if token and _is_boundary(whole, end):
             pieces.append(Piece(whole[at:end].decode(), count))
             at, count = end, 0
-    return pieces if at == len(whole) else None
+    if not pieces:
+        return None
+    return pieces if at == len(whole) else [*pieces, Piece(whole[at:].decode(), count)]
 
 
 def _is_boundary(whole: bytes, at: int) -> bool:

@@ -77,13 +77,19 @@ class _Maker:
             first = {key: self._top[key] for key in _FIRST_CHUNK if key in self._top}
             yield self._chunk([self._choice(choice, position, self._role(choice), opening=True)], first)
             source = self._sources[position] if position < len(self._sources) else {}
-            *parts, last = _parts(choice, _entries(source), content_null=self._vllm)
+            *parts, last = _parts(choice, _entries(source), vllm=self._vllm)
             for part in parts:
                 yield self._chunk([self._choice(choice, position, part)])
             yield self._chunk([self._choice(choice, position, last, closing=True)], self._closing(position))
         if self._include_usage:
-            usage = {"usage": self._top.get("usage", _NULL)}
-            yield self._chunk([], usage | self._tail)
+            yield self._chunk([], {"usage": self._usage()} | self._tail)
+
+    def _usage(self) -> Raw:
+        usage = self._top.get("usage", _NULL)
+        counts = jsonbytes.members(bytes(usage)) if self._vllm else None
+        if counts is None:
+            return usage
+        return Raw(_encode({key: value for key, value in counts.items() if value != _NULL}))
 
     def _closing(self, position: int) -> Members:
         """Return what rides on a choice's last chunk: llama.cpp's timings on each, all else on the stream's last."""
@@ -109,38 +115,45 @@ class _Maker:
     def _choice(
         self, choice: Members, position: int, part: _Part, *, opening: bool = False, closing: bool = False
     ) -> bytes:
+        """Return one chunk's choice, its members in the order of the whole answer's."""
+        values: dict[str, Raw | None] = {
+            "message": Raw(part.delta),
+            "finish_reason": choice.get("finish_reason") if closing else _NULL,
+            "logprobs": self._shown(part, closing=closing),
+            "token_ids": None if opening else part.token_ids or _NULL,
+            "stop_reason": choice.get("stop_reason") if closing else None,
+        }
         out: Members = {} if "index" in choice else {"index": Raw(b"%d" % position)}
-        for key, value in choice.items():
-            if key == "message":
-                out["delta"] = Raw(part.delta)
-            elif key == "index":
-                out[key] = value
-            elif key == "finish_reason":
-                out[key] = value if closing else _NULL
-            elif key == "logprobs":
-                if part.logprobs is not None or not self._llamacpp:
-                    out[key] = part.logprobs or _NULL
-            elif key == "token_ids":
-                if not opening:
-                    out[key] = part.token_ids or _NULL
-            elif closing and (key == "stop_reason" or not _blank(value)):
-                out[key] = value
-        out.setdefault("delta", Raw(part.delta))
+        for key, value in ({"message": _NULL} | choice if "message" not in choice else choice).items():
+            said = (
+                values[key] if key in values else value if key == "index" or (closing and not _blank(value)) else None
+            )
+            if said is not None:
+                out["delta" if key == "message" else key] = said
         return _encode(out)
 
+    def _shown(self, part: _Part, *, closing: bool) -> Raw | None:
+        if not self._llamacpp:
+            return part.logprobs or _NULL
+        return None if closing else part.logprobs  # its streams end without the stop token's entry
 
-def _parts(choice: Members, source_entries: Sequence[Raw], *, content_null: bool) -> list[_Part]:
+
+def _parts(choice: Members, source_entries: Sequence[Raw], *, vllm: bool) -> list[_Part]:
     """Return the chunks of a choice after its role: reasoning, content, tool calls, the rest, the end."""
     message = _message(choice)
     content = message.get("content", _NULL)
-    pieces = _cut(content, source_entries)
+    pieces = _cut(content, source_entries) or []
     before = _before(message)
-    text = [_encode({"content": piece.text}) for piece in pieces] if pieces else []
+    text = [_encode({"content": piece.text}) for piece in pieces]
     if not text and not _blank(content):
         text = [_encode({"content": content})]
-    after = _after(message, content_null=content_null)
-    deltas = [*before, *text, *after, b"{}"]
-    return _with_evidence(choice, deltas, len(before), pieces or [])
+    after = _after(message, content_null=vllm)
+    deltas = [*before, *text, *after]
+    # vLLM ends with the last token's chunk, which has text unless that token is a stop token.
+    ends_in_text = vllm and pieces and not after and sum(p.entries for p in pieces) == len(source_entries)
+    if not ends_in_text:
+        deltas.append(b"{}")
+    return _with_evidence(choice, deltas, len(before), pieces)
 
 
 def _before(message: Members) -> list[bytes]:
@@ -179,7 +192,7 @@ def _with_evidence(choice: Members, deltas: list[bytes], first: int, pieces: Seq
     counts = [0] * len(deltas)
     if pieces and aligned:
         counts[first : first + len(pieces)] = [piece.entries for piece in pieces]
-        counts[-1] = total - sum(counts)
+        counts[-1] += total - sum(counts)
     else:
         counts[0] = total
     parts: list[_Part] = []
