@@ -1,1 +1,91 @@
-"""x."""
+"""Typed settings: `orchard.toml` < `ORCHARD_…` < flag.
+
+Each setting has its unit in its name and the reason for its default beside it. An unknown key is an error, because a
+misspelt setting that is silently ignored costs somebody a training run.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from orchard_proxy.errors import UsageError
+from orchard_proxy.schema.enums import UpstreamStream
+
+ENV_PREFIX = "ORCHARD_"
+MIB = 1024 * 1024
+
+
+class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `orchard serve` needs to know. The table `[serve]` of orchard.toml has the same names."""
+
+    upstream: str = "http://127.0.0.1:8001"
+    """Base URL of the policy server, without /v1. The port that `orchard policy` listens on."""
+    upstream_key: str | None = None
+    """Key for the policy server. Never reaches a harness, never recorded."""
+    engine: Literal["auto", "vllm", "llamacpp", "openai"] = "auto"
+    """Kind of policy server; `auto` looks at what it answers."""
+    upstream_stream: UpstreamStream = UpstreamStream.AUTO
+    data: str = "orchard-data"
+    host: str = "127.0.0.1"
+    """Loopback: a recording proxy on a public address is a decision, not a default."""
+    port: int = 8000
+    """0 takes a free port; --port-file tells which."""
+    port_file: str | None = None
+    uds: str | None = None
+    """Unix socket that serves the data plane only; what a sandbox gets."""
+    open: bool = False
+    admin_key: str | None = None
+    durability: Literal["process", "power"] = "process"
+    max_body_bytes: int = 64 * MIB
+    """Room for images in a request, not for an accident."""
+    connect_timeout_s: float = 10.0
+    """An engine that does not take a connection in this time is down, not slow."""
+    silence_timeout_s: float = 1800.0
+    """An engine may queue and prefill for minutes; half an hour without a byte is a hung one."""
+    keepalive_s: float = 15.0
+    """Load balancers cut connections that are silent for 60 s; a comment four times as often keeps them."""
+    client_stall_s: float = 600.0
+    """A client that reads nothing for this long is gone, whatever its socket says."""
+    side_timeout_s: float = 10.0
+    """How long the end of a call waits for evidence requests that run beside it."""
+    drain_s: float = 30.0
+    """How long a stopping proxy lets calls finish."""
+
+
+def load_serve(flags: Mapping[str, Any], *, config: Path | None = None) -> ServeSettings:
+    """Merge the file, the environment and the flags that were given (None: not given).
+
+    Raises UsageError that names the key and where it came from.
+    """
+    merged = _from_file(config, "serve")
+    merged |= _from_environment(os.environ, "serve")
+    merged |= {name: value for name, value in flags.items() if value is not None}
+    try:
+        return msgspec.convert(merged, ServeSettings, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"setting of serve is not valid: {error}") from error
+
+
+def _from_file(config: Path | None, table: str) -> dict[str, Any]:
+    path = config or Path("orchard.toml")
+    if config is None and not path.exists():
+        return {}
+    try:
+        parsed = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from error
+    unknown = sorted(set(parsed) - {"serve"})
+    if unknown:
+        raise UsageError(f"{path}: unknown table [{unknown[0]}]; known: [serve]")
+    return dict(parsed.get(table, {}))
+
+
+def _from_environment(environment: Mapping[str, str], table: str) -> dict[str, Any]:
+    prefix = f"{ENV_PREFIX}{table.upper()}__"
+    return {name[len(prefix) :].lower(): value for name, value in environment.items() if name.startswith(prefix)}

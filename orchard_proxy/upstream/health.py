@@ -1,0 +1,144 @@
+"""Knows what the policy server is, by looking at what it answers.
+
+Probes at start and before the first call after a failure. Probes generate at most two tokens and are never journaled.
+Until one has succeeded, calls probe themselves, so that a proxy that was started before its engine needs no restart.
+"""
+
+import asyncio
+import contextlib
+import logging
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from aiohttp import web
+
+from orchard_proxy.engines import probe, registry
+from orchard_proxy.engines.base import Engine
+from orchard_proxy.errors import UpstreamError
+from orchard_proxy.upstream.client import HttpUpstream
+
+logger = logging.getLogger(__name__)
+
+_FIRST_WAIT_S = 0.5
+_LONGEST_WAIT_S = 5.0
+
+
+class EngineInUse(msgspec.Struct, frozen=True):
+    """The policy server as its probe found it."""
+
+    engine: Engine
+    url: str
+    logprobs_mode: str
+    """`raw`, `processed` or `none`."""
+
+
+class EngineWatch:
+    """What is known of one policy server. `engine` is `auto` or the name that the user insists on."""
+
+    def __init__(self, upstream: HttpUpstream, engine: str) -> None:
+        self._upstream = upstream
+        self._wanted = engine
+        self._known: EngineInUse | None = None
+        self._problem = "not probed yet"
+        self._probing = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._look = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._look.set()
+        self._task = asyncio.create_task(self._keep_looking())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def current(self) -> EngineInUse:
+        """Return the engine, probing it first where that is still to be done. Raises UpstreamError."""
+        return self._known or await self._probe()
+
+    def suspect(self) -> None:
+        """Have the engine probed again before the next call."""
+        self._known = None
+        self._problem = "a call failed; probing again"
+        self._look.set()
+
+    async def handle_ready(self, _request: web.Request) -> web.Response:
+        """Answer GET /readyz: 200 when the engine is known, else 503 and why."""
+        if self._known is None:
+            return web.json_response({"status": "not ready", "reason": self._problem}, status=503)
+        engine, mode = self._known.engine.name, self._known.logprobs_mode
+        return web.json_response({"status": "ready", "engine": engine, "logprobs_mode": mode})
+
+    async def _keep_looking(self) -> None:
+        wait_s = _FIRST_WAIT_S
+        while True:
+            await self._look.wait()
+            try:
+                await self.current()
+            except UpstreamError:
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            else:
+                wait_s = _FIRST_WAIT_S
+                self._look.clear()
+
+    async def _probe(self) -> EngineInUse:
+        async with self._probing:
+            if self._known is None:
+                try:
+                    self._known = await self._ask()
+                except UpstreamError as error:
+                    self._problem = str(error)
+                    raise
+                logger.info(
+                    "policy server at %s: %s, log-probabilities %s",
+                    self._known.url,
+                    self._known.engine.name,
+                    self._known.logprobs_mode,
+                )
+            return self._known
+
+    async def _ask(self) -> EngineInUse:
+        plan = probe.probe(await self._model())
+        request = next(plan)
+        while True:
+            status, body = await self._upstream.fetch(request.path, request.body)
+            try:
+                request = plan.send(probe.ProbeAnswer(status=status, body=body))
+            except StopIteration as done:
+                return self._settle(done.value)
+
+    async def _model(self) -> str | None:
+        """Return the first model that the server lists; None where it lists none."""
+        status, body = await self._upstream.fetch("/v1/models", None)
+        if status != 200:
+            return None
+        try:
+            models = msgspec.json.decode(body, type=_Models).data
+        except msgspec.MsgspecError:
+            return None
+        return models[0].id if models else None
+
+    def _settle(self, found: probe.ProbeResult) -> EngineInUse:
+        name = found.engine if self._wanted == "auto" else self._wanted
+        if name is None or found.engine is None:
+            why = "; ".join(found.notes)
+            message = f"the policy server at {self._upstream.url} does not answer as one: {why}"
+            raise UpstreamError(message, "engine_unknown")
+        for note in found.notes:
+            logger.info("policy server at %s: %s", self._upstream.url, note)
+        return EngineInUse(registry.get(name), self._upstream.url, found.logprobs_mode)
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
