@@ -51,10 +51,10 @@ def record_batch(table: str, rows: list[dict[str, Any]]) -> pa.RecordBatch:
 
 
 def rows(columns: tuple[Column, ...], batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return the rows of a batch; a column that the file lacks reads as null."""
+    """Return the rows of a batch; a column that the file lacks reads as null, one that another tool wrote is cast."""
     present = [column for column in columns if column.name in batch.schema.names]
     absent = {column.name: None for column in columns if column not in present}
-    values = [to_rows(column, batch.column(column.name)) for column in present]
+    values = [to_rows(column, _as_declared(column, batch.column(column.name))) for column in present]
     names = [column.name for column in present]
     return [dict(zip(names, row, strict=True)) | absent for row in zip(*values, strict=True)]
 
@@ -98,6 +98,20 @@ def _type(column: Column) -> pa.DataType:
     return struct if column.kind is Kind.STRUCT else _list_of(struct)
 
 
+def _as_declared(column: Column, array: pa.Array) -> pa.Array:
+    declared = _type(column)
+    return array if array.type.equals(declared) else array.cast(_nullable(declared))
+
+
+def _nullable(declared: pa.DataType) -> pa.DataType:
+    """Return the type with nulls allowed at any depth, so that a wrong null is read and can be named."""
+    if pa.types.is_list(declared):
+        return pa.list_(pa.field("element", _nullable(declared.value_type)))
+    if pa.types.is_struct(declared):
+        return pa.struct([pa.field(member.name, _nullable(member.type)) for member in declared])
+    return declared
+
+
 def _list_of(item: pa.DataType) -> pa.DataType:
     # Parquet calls the member of a list "element"; the same name here makes the schema read back equal.
     return pa.list_(pa.field("element", item, nullable=False))
@@ -121,7 +135,10 @@ def _packed_array(column: Column, values: list[bytes | None]) -> pa.Array:
 def _packed_rows(column: Column, array: pa.Array) -> list[bytes | None]:
     size = _ITEM_BYTES[column.kind]
     items = array.values
-    assert items.null_count == 0
+    if items.null_count and column.kind is Kind.LOGPROBS:
+        items = items.fill_null(float("nan"))  # pandas writes NaN as null
+    if items.null_count:
+        raise pa.ArrowInvalid(f"a list in {column.name} holds a null")
     _, buffer = items.buffers()
     data = memoryview(buffer or b"")[items.offset * size :]
     bounds = array.offsets.to_pylist()

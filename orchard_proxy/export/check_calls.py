@@ -33,7 +33,8 @@ class Calls:
 
     def add(self, row: Row, place: Place) -> None:
         """Check one call by itself and remember it."""
-        check_row(row, place, self._findings)
+        if not check_row(row, place, self._findings):
+            return
         self._seen.check("call_id", row["call_id"], self._findings, place)
         self._seen.check("commit_seq", row["commit_seq"], self._findings, place)
         if row["rollout_id"] not in self._rollouts.rows:

@@ -5,10 +5,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from orchard_proxy.errors import ExportError
 from orchard_proxy.export import arrow, manifest
 from orchard_proxy.export.digest import sha256
 from orchard_proxy.export.manifest import FileEntry, Manifest
-from orchard_proxy.export.parquet import read_footer
+from orchard_proxy.export.parquet import read_footer, reading
 from orchard_proxy.export.report import Findings, Rule
 from orchard_proxy.schema.columns import SCHEMA_VERSION, TABLES
 
@@ -59,8 +60,9 @@ def _check_parquet(path: Path, entry: FileEntry, stated: Manifest, findings: Fin
     """Return the number of rows; None when the rows cannot be read as the declared columns."""
     assert entry.table is not None
     try:
-        metadata, schema = pq.read_metadata(path), pq.read_schema(path)
-    except (pa.ArrowException, OSError) as error:
+        with reading(path):
+            metadata, schema = pq.read_metadata(path), pq.read_schema(path)
+    except ExportError as error:
         findings.add(Rule.FILE_UNREADABLE, entry.path, str(error))
         return None
     if metadata.num_rows != entry.rows:
@@ -78,14 +80,23 @@ def _check_footer(metadata: pq.FileMetaData, entry: FileEntry, stated: Manifest,
 
 
 def _check_schema(schema: pa.Schema, entry: FileEntry, stated: Manifest, findings: Findings) -> bool:
+    """Return whether every declared column is there once."""
     assert entry.table is not None
     declared = arrow.schema(entry.table)
     names = list(dict.fromkeys([*declared.names, *schema.names]))
     wrong = [name for name in names if not _same(declared, schema, name, stated.schema_version)]
     for name in wrong:
-        have, want = (one.field(name) if name in one.names else "absent" for one in (schema, declared))
+        have, want = (_described(one, name) for one in (schema, declared))
         findings.add(Rule.SCHEMA, entry.path, f"column {name} is {have}, declared {want}")
-    return not wrong
+    # Columns of another type may still be cast, so that the rows are checked as well.
+    return not [name for name in wrong if schema.names.count(name) != 1]
+
+
+def _described(schema: pa.Schema, name: str) -> str:
+    if schema.names.count(name) != 1:
+        return "there twice" if name in schema.names else "absent"
+    field = schema.field(name)
+    return f"{field.type}{'' if field.nullable else ' not null'}"
 
 
 def _same(declared: pa.Schema, schema: pa.Schema, name: str, version: tuple[int, int]) -> bool:

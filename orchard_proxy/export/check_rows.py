@@ -23,6 +23,9 @@ _VOCABULARIES: dict[str, type[StrEnum]] = {
 }
 
 
+_MEMBER = Column("", Kind.STR, "a member of a list, which is never null")
+
+
 class Seen:
     """Ids that were seen, to find one that comes twice."""
 
@@ -48,7 +51,8 @@ class Rollouts:
 
     def add(self, row: Row, place: Place) -> None:
         """Check one rollout and remember it."""
-        check_row(row, place, self._findings)
+        if not check_row(row, place, self._findings):
+            return
         self._seen.check("rollout_id", row["rollout_id"], self._findings, place)
         names = [entry["name"] for entry in row["rewards"]]
         if len(set(names)) != len(names):
@@ -82,16 +86,21 @@ def n_tokens(packed: bytes) -> int:
     return len(packed) // ITEM_BYTES
 
 
-def check_row(row: Row, place: Place, findings: Findings) -> None:
-    """Check closed vocabularies and JSON columns, at any depth."""
+def check_row(row: Row, place: Place, findings: Findings) -> bool:
+    """Check nulls, closed vocabularies and JSON columns, at any depth; False when a null makes the row unreadable."""
+    nulls = 0
     for column, value in _values(TABLES[place.table], row):
         if value is None:
+            if not column.nullable:
+                findings.add(Rule.NULL, place, f"{column.name} is null")
+                nulls += 1
             continue
         words = _VOCABULARIES.get(column.name) if column.kind is Kind.STR else None
         if words is not None and value not in set(words):
             findings.add(Rule.ENUM, place, f"{column.name} is {value!r}, which is none of {', '.join(words)}")
         elif column.kind is Kind.JSON and not is_valid(value):
             findings.add(Rule.JSON, place, f"{column.name} does not hold valid JSON: {value[:60]!r}")
+    return not nulls
 
 
 def check_spans(spans: list[Row], length: int, place: Place, findings: Findings) -> None:
@@ -104,11 +113,10 @@ def check_spans(spans: list[Row], length: int, place: Place, findings: Findings)
 def _values(columns: tuple[Column, ...], row: Row) -> Iterator[tuple[Column, Any]]:
     for column in columns:
         value = row[column.name]
-        if column.kind is Kind.STRUCTS:
+        if column.kind is Kind.STRUCTS and value is not None:
             for member in value:
-                yield from _values(column.fields, member)
-        elif column.kind is Kind.STRUCT:
-            if value is not None:
-                yield from _values(column.fields, value)
+                yield from _values((_MEMBER,), {"": member}) if member is None else _values(column.fields, member)
+        elif column.kind is Kind.STRUCT and value is not None:
+            yield from _values(column.fields, value)
         else:
             yield column, value

@@ -38,7 +38,8 @@ class Samples:
 
     def add(self, row: Row, place: Place) -> None:
         """Check one sample."""
-        check_row(row, place, self._findings)
+        if not check_row(row, place, self._findings):
+            return
         check_spans(row["policy_versions"], n_tokens(row["token_ids"]), place, self._findings)
         for rule, detail in self._breaches(row):
             self._findings.add(rule, place, detail)

@@ -11,13 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchard_proxy.errors import ExportError
 from orchard_proxy.export import arrow, rows
 from orchard_proxy.export.manifest import refuse_newer
-from orchard_proxy.export.parquet import read_footer
+from orchard_proxy.export.parquet import read_footer, reading
 from orchard_proxy.export.prompts import PromptIndex
 from orchard_proxy.schema.columns import TABLES
 from orchard_proxy.schema.packed import Int32s
@@ -82,20 +81,15 @@ class Dataset:
 def read_rows(file: Path, table: str, names: tuple[str, ...] | None = None) -> Iterator[dict[str, Any]]:
     """Iterate over the rows of one file, `names` alone when given. Raise ExportError when it cannot be read."""
     columns = tuple(column for column in TABLES[table] if names is None or column.name in names)
-    try:
-        with pq.ParquetFile(file) as parquet:
-            present = [column.name for column in columns if column.name in parquet.schema_arrow.names]
-            for batch in parquet.iter_batches(BATCH_ROWS, columns=present):
-                yield from arrow.rows(columns, batch)
-    except (pa.ArrowException, OSError) as error:
-        raise ExportError(f"{file} cannot be read: {error}") from error
+    with reading(file), pq.ParquetFile(file) as parquet:
+        present = [column.name for column in columns if column.name in parquet.schema_arrow.names]
+        for batch in parquet.iter_batches(BATCH_ROWS, columns=present):
+            yield from arrow.rows(columns, batch)
 
 
 def _refuse_newer(file: Path) -> None:
-    try:
+    with reading(file):
         footer = read_footer(pq.read_metadata(file))
-    except (pa.ArrowException, OSError) as error:
-        raise ExportError(f"{file} cannot be read: {error}") from error
     major, _, minor = footer.get("orchard.schema_version", "").partition(".")
     if not (major.isdecimal() and minor.isdecimal()):
         raise ExportError(f"{file} was not written by Orchard: its footer has no orchard.schema_version.")

@@ -6,13 +6,15 @@ The invariant: what is buffered never exceeds one row group plus one row.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from orchard_proxy.errors import ExportError
 from orchard_proxy.export import arrow
 from orchard_proxy.schema.columns import TABLES, Column, Kind
 
@@ -100,6 +102,15 @@ class TableWriter:
         self.rows += len(self._pending)
         self._part_bytes += self._pending_bytes
         self._pending, self._pending_bytes = [], 0
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Map whatever Arrow says about a file that it cannot read to ExportError."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ExportError(f"{file} cannot be read: {error}") from error
 
 
 def read_footer(metadata: pq.FileMetaData) -> dict[str, str]:

@@ -24,6 +24,7 @@ class Rule(Enum):
 
     UNIQUE_ID = "rollout_id, call_id, sample_id, commit_seq and reward names are unique"
     FOREIGN_KEY = "every rollout and call that a row names exists, in the same rollout"
+    NULL = "columns that are declared not null hold no null"
     ENUM = "every value of a closed vocabulary is in it"
     JSON = "JSON columns hold valid JSON"
     SPANS = "policy version spans lie within their tokens"
