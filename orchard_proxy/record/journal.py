@@ -9,9 +9,10 @@ It knows frames and files, not what frames mean. Invariants:
 """
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -84,20 +85,17 @@ class Journal:
         `fdatasync` is the door to the disk, called in a thread.
         """
         folder = journal_dir(data_dir)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise JournalError(describe(folder, error)) from error
         session_id = os.urandom(16)
-        lock_fd = lock.acquire(Path(data_dir), session_id)
-        try:
+        with contextlib.ExitStack() as undo, _told_as_journal_error(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock_fd = lock.acquire(Path(data_dir), session_id)
+            undo.callback(os.close, lock_fd)
             recovery.repair(Path(data_dir))
             numbers = [split_name(path.name)[1] for path in list_segments(data_dir).get(worker, [])]
             chain = SegmentChain(folder, worker, max(numbers, default=0) + 1, session_id, segment_bytes)
+            undo.callback(os.close, chain.current.fd)
             sync_folder(folder)
-        except BaseException:
-            os.close(lock_fd)
-            raise
+            undo.pop_all()
         return cls(lock_fd, chain, Syncer(chain.current, fdatasync), session_id, durability)
 
     async def __aenter__(self) -> Self:
@@ -228,3 +226,11 @@ class Journal:
         logger.error("%s", reason)
         self._distrust = True
         self._lose(call_ids, reason)
+
+
+@contextlib.contextmanager
+def _told_as_journal_error(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise JournalError(describe(folder, error)) from error

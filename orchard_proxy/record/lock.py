@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from orchard_proxy.errors import JournalError
+from orchard_proxy.record.segment_file import describe
 
 LOCK_NAME = "lock"
 TRIES = 3
@@ -23,20 +24,31 @@ def acquire(data_dir: Path, session_id: bytes) -> int:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise JournalError(
-            f"cannot open {path}: {error.strerror}. Make the folder writable, or choose another one with --data."
-        ) from error
-    if not _try(fd, fcntl.LOCK_EX):
-        holder = os.pread(fd, 100, 0).split()
+        raise JournalError(describe(path, error)) from error
+    try:
+        _claim(fd, path, session_id)
+    except OSError as error:
         os.close(fd)
-        pid = holder[0].decode("ascii", "replace") if holder else "unknown"
+        raise JournalError(describe(path, error)) from error
+    except JournalError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _claim(fd: int, path: Path, session_id: bytes) -> None:
+    if not _try(fd, fcntl.LOCK_EX):
         raise JournalError(
-            f"{data_dir} is in use by process {pid}, which holds {path}. Stop that process (kill {pid}), "
+            f"{path.parent} is in use by process {_holder(fd)}, which holds {path}. Stop that process, "
             "or choose another folder with --data."
         )
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()} {session_id.hex()}\n".encode(), 0)
-    return fd
+
+
+def _holder(fd: int) -> str:
+    words = os.pread(fd, 100, 0).split()
+    return words[0].decode("ascii", "replace") if words else "unknown"
 
 
 def live_session(data_dir: Path) -> bytes | None:

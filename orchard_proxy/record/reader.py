@@ -16,6 +16,7 @@ from zlib import crc32
 
 import msgspec
 
+from orchard_proxy.errors import JournalDamagedError
 from orchard_proxy.record.segments import (
     CRC,
     FRAME_HEAD,
@@ -85,26 +86,40 @@ def read_frames(
 
 
 def read_journal(data_dir: Path, after: dict[str, Position] | None = None) -> Iterator[tuple[Read, Position]]:
-    """Yield every frame behind `after` (per worker; nothing = from the start), with the position behind it."""
+    """Yield every frame behind `after` (per worker; nothing = from the start), with the position behind it.
+
+    A segment that cannot be read at all is logged and left out.
+    """
     for worker, paths in list_segments(data_dir).items():
         start = (after or {}).get(worker)
         for path in paths:
-            if start is not None and Position(path.name, 0).key[:2] < start.key[:2]:
+            if start is not None and Position(path.name, start.offset) < Position(start.segment, start.offset):
                 continue
             offset = start.offset if start is not None and start.segment == path.name else 0
-            for read in read_frames(path, offset):
+            for read in _readable(path, offset):
                 yield read, Position(path.name, read.next_offset)
 
 
 def end_of_journal(data_dir: Path) -> dict[str, Position]:
-    """Return, per worker, the position behind the last frame that can be read now."""
+    """Return, per worker, the position behind the last frame that can be read now; no entry where there is none.
+
+    It is always behind a frame, so that one who counts frames reaches it; a segment without any is passed over.
+    """
     ends = {}
     for worker, paths in list_segments(data_dir).items():
-        offset = HEADER_BYTES if read_header(paths[-1]) else 0
-        for read in read_frames(paths[-1]):
-            offset = read.next_offset
-        ends[worker] = Position(paths[-1].name, offset)
+        for path in reversed(paths):
+            offset = max((read.next_offset for read in _readable(path, 0)), default=None)
+            if offset is not None:
+                ends[worker] = Position(path.name, offset)
+                break
     return ends
+
+
+def _readable(path: Path, offset: int) -> Iterator[Read]:
+    try:
+        yield from read_frames(path, offset)
+    except JournalDamagedError as error:
+        logger.error("%s", error)  # noqa: TRY400 - a damaged file, not a bug: the sentence says all
 
 
 class _Scan:

@@ -11,7 +11,6 @@ one behind damage.
 
 import re
 import struct
-from functools import total_ordering
 from pathlib import Path
 from typing import NamedTuple, Self
 from zlib import crc32
@@ -61,7 +60,6 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True):
         return session_seed(self.session_id)
 
 
-@total_ordering
 class Position(msgspec.Struct, frozen=True):
     """A place between two frames: a segment's file name and a byte offset. Ordered within one worker."""
 
@@ -80,6 +78,15 @@ class Position(msgspec.Struct, frozen=True):
 
     def __lt__(self, other: Self) -> bool:
         return self.key < other.key
+
+    def __le__(self, other: Self) -> bool:
+        return self.key <= other.key
+
+    def __gt__(self, other: Self) -> bool:
+        return self.key > other.key
+
+    def __ge__(self, other: Self) -> bool:
+        return self.key >= other.key
 
 
 def session_seed(session_id: bytes) -> int:

@@ -82,11 +82,12 @@ class Syncer:
 
     async def _run(self) -> None:
         """Run rounds as long as someone waits; then leave the rest to the timer."""
-        while True:
+        try:
             await self._one_round()
-            if not self._waiters:
-                break
-        self._round = None
+            while self._waiters:
+                await self._one_round()
+        finally:
+            self._round = None
         if self._dirty:
             self.later()
 
