@@ -28,7 +28,6 @@ _OVERFLOW_WORDS = (
     b"input is too long",
     b"longer than the maximum model length",
 )
-_NAN_WORDS = {"nan": "logprob_nan", "infinity": "logprob_plus_inf", "inf": "logprob_plus_inf"}
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -106,9 +105,7 @@ def is_context_overflow(status: int, answer: bytes) -> bool:
 def _logprob_problem(value: Any) -> str | None:
     kind = type(value)
     if kind is not float and kind is not int:
-        if value is None:
-            return "logprob_null"
-        return _NAN_WORDS.get(value.lower(), "logprob_not_number") if kind is str else "logprob_not_number"
+        return "logprob_null" if value is None else "logprob_not_number"
     if SENTINEL < value <= NOISE:
         return None
     if value != value:  # noqa: PLR0124 - NaN is the one number that is not itself

@@ -92,7 +92,7 @@ def _judge(claim: Claim, exchange: Exchange, usage: Usage, prompt: Prompt, *, al
         ids, logprobs, found = _arrays(claim.ids, claim.entries, exchange.n_vocab)
         if ids and is_fabricated(claim.said, claim.ids, claim.entries, usage if alone else Usage(), exchange.request):
             found.append("fabricated_ids")
-        problems += found
+        problems += [problem for problem in found if not (problems and problem == "no_logprobs")]
         contradicts = contradicts or any(problem not in ("no_logprobs", "logprob_missing") for problem in found)
     elif claim.entries and claim.ids is not None:
         problems.append("ids_logprobs_length")
