@@ -22,6 +22,7 @@ from orchard_proxy.policy.tiny_chat import ChatAnswer, Job
 from orchard_proxy.policy.tiny_completions import CompletionAnswer
 from orchard_proxy.policy.tiny_engine import TinyEngine
 from orchard_proxy.policy.tiny_fields import Fields, RequestError, parse_object, refused
+from orchard_proxy.policy.tiny_messages import chat_messages
 from orchard_proxy.policy.tiny_sampling import SamplingParams
 from orchard_proxy.policy.tiny_tokenizer import END_ID
 from orchard_proxy.policy.tiny_wire import Json
@@ -144,7 +145,7 @@ class TinyServer:
         tiny_request.check_model(fields, self._options.model_name)
         text = fields.string("prompt")
         if text is None:
-            messages = tiny_request.chat_messages(fields)
+            messages = chat_messages(fields)
             generation = fields.boolean("add_generation_prompt", default=True)
             text = tiny_template.render(messages, fields.objects("tools"), add_generation_prompt=generation)
         ids = await self.engine.run(lambda: self._encode(text))
