@@ -22,10 +22,14 @@ FAILED = frozenset({Outcome.UPSTREAM_CUT, Outcome.ENGINE_ERROR, Outcome.CRASHED}
 """Nobody has the whole answer of such a call. It makes no row of its own, so that a retry continues the clean path."""
 
 
+def knows_ids(choice: Choice) -> bool:
+    """Say whether the choice has token ids that count."""
+    return bool(choice.token_ids) and choice.ids_grade is not IdsGrade.NONE
+
+
 def has_ids(call: Call, choice: Choice) -> bool:
     """Say whether the choice's tokens may take part in the forest."""
-    trusted = call.prompt is not None and not call.evidence_rejected
-    return trusted and bool(choice.token_ids) and choice.ids_grade is not IdsGrade.NONE
+    return call.prompt is not None and not call.evidence_rejected and knows_ids(choice)
 
 
 def sampled_tokens(choice: Choice) -> int:
