@@ -7,13 +7,14 @@ import hashlib
 import hmac
 import re
 import secrets
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from orchard_proxy.assemble import samples
 from orchard_proxy.errors import ControlError
+from orchard_proxy.record.queries import Filter
 from orchard_proxy.record.recorder import Recorder, now_us
 from orchard_proxy.schema.enums import RolloutStatus
 from orchard_proxy.schema.frames import FinishFrame, RolloutFrame
@@ -33,7 +34,7 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     rollout_id: str | None = None
     group_id: str | None = None
     task_id: str | None = None
-    attempt: int = 1
+    attempt: Annotated[int, msgspec.Meta(ge=1)] = 1
     run_id: str | None = None
     harness: str | None = None
     harness_version: str | None = None
@@ -92,7 +93,7 @@ class ControlPlane:
     async def _create(self, request: web.Request) -> web.Response:
         body = await request.read()
         wanted = _parse(body, RolloutRequest)
-        rollout_id = wanted.rollout_id or f"r-{secrets.token_hex(8)}"
+        rollout_id = f"r-{secrets.token_hex(8)}" if wanted.rollout_id is None else wanted.rollout_id
         if not _ID.fullmatch(rollout_id):
             raise ControlError("rollout_id takes 1 to 128 of A-Z a-z 0-9 . _ : -", 400)
         fingerprint = hashlib.sha256(msgspec.json.encode(wanted, order="deterministic")).hexdigest()
@@ -133,8 +134,7 @@ class ControlPlane:
     async def _list(self, request: web.Request) -> web.Response:
         await self._reading.caught_up(_wait_s(request, default=2.0))
         rollouts = await self._reading.rollouts(
-            status=request.query.get("status"),
-            group_id=request.query.get("group_id"),
+            wanted=Filter(**{name: request.query.get(name) for name in ("status", "group_id", "task_id", "run_id")}),
             after=request.query.get("after"),
             limit=_integer(request, "limit", default=100, most=1000),
         )

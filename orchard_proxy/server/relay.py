@@ -50,7 +50,7 @@ class Engines(Protocol):
         """Return the probed engine, probing first where that is still to be done. Raises UpstreamError."""
         ...
 
-    def suspect(self) -> None:
+    def suspect(self, reason: str) -> None:
         """Have the engine probed again before the next call."""
         ...
 
@@ -251,7 +251,7 @@ class Relay:
             await self._commit(Verdict(outcome, failure))
 
     async def _upstream_failed(self, error: UpstreamError) -> None:
-        self.house.engines.suspect()
+        self.house.engines.suspect(str(error))
         began = self.reply.started or error.code == "engine_cut"
         outcome = Outcome.UPSTREAM_CUT if began else Outcome.ENGINE_ERROR
         if not self.committed:

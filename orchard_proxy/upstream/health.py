@@ -62,10 +62,10 @@ class EngineWatch:
         """Return the engine, probing it first where that is still to be done. Raises UpstreamError."""
         return self._known or await self._probe()
 
-    def suspect(self) -> None:
+    def suspect(self, reason: str) -> None:
         """Have the engine probed again before the next call."""
         self._known = None
-        self._problem = "a call failed; probing again"
+        self._problem = reason
         self._look.set()
 
     async def handle_ready(self, _request: web.Request) -> web.Response:

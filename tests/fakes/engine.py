@@ -67,15 +67,18 @@ def cut(body: bytes, sizes: int | list[int]) -> list[bytes]:
 class ScriptedEngine:
     """Answers with `say(heard)`. `async with` it; `url` is where it listens."""
 
-    def __init__(self, say: Callable[[Heard], Said] | None = None, idle_close_s: float | None = None) -> None:
+    def __init__(
+        self, say: Callable[[Heard], Said] | None = None, idle_close_s: float | None = None, port: int = 0
+    ) -> None:
         self.say = say or (lambda heard: Said([b"{}"], status=404))
         self.heard: list[Heard] = []
         self.idle_close_s = idle_close_s
+        self.port = port
         self.connections = 0
         self._tasks: set[asyncio.Task] = set()
 
     async def __aenter__(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=256 * 1024 * 1024)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=256 * 1024 * 1024)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 

@@ -41,7 +41,7 @@ class FixedEngine:
             raise UpstreamError("no engine in this test", "engine_unreachable")
         return self.known
 
-    def suspect(self):
+    def suspect(self, reason):
         self.suspected += 1
 
 
