@@ -116,3 +116,7 @@ def cli(debug: bool) -> None:
 def main() -> None:
     """Run the command line; the entry point of the package."""
     cli(prog_name="orchard")
+
+
+if __name__ == "__main__":
+    main()

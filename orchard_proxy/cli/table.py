@@ -1,0 +1,29 @@
+"""Tables on stdout: drawn by rich on a terminal, aligned plain text in a pipe, so that awk and diff can read them."""
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows under headers; None shows as `-`."""
+    cells = [["-" if value is None else str(value) for value in row] for row in rows]
+    if sys.stdout.isatty():
+        _print_rich(headers, cells)
+        return
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    for row in [list(headers), *cells]:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _print_rich(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    from rich import box  # noqa: PLC0415 (only a terminal pays for it)
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(*headers, box=box.SIMPLE_HEAD, header_style="bold")
+    for row in cells:
+        table.add_row(*(Text(cell, style="dim" if cell == "-" else "") for cell in row))
+    Console().print(table)

@@ -1,0 +1,38 @@
+"""What a data folder has recorded, rollout by rollout: the bridge from the catalog to the writer.
+
+Derives the journal to its end first (or waits for the deriver of a running server), so that what a client saw end is
+in what is read. Memory is one page of rollouts and the calls of one.
+"""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchard_proxy.assemble import samples
+from orchard_proxy.errors import UsageError
+from orchard_proxy.export.writer import Item
+from orchard_proxy.record import deriver
+from orchard_proxy.record.catalog import Catalog
+
+logger = logging.getLogger(__name__)
+
+
+def derived(data_dir: Path) -> bool:
+    """Derive everything that is recorded; False when the folder is there, but nothing was ever recorded in it."""
+    if not data_dir.is_dir():
+        raise UsageError(f"{data_dir} is not there. Give --data the folder that `orchard serve` records into.")
+    if not any(data_dir.iterdir()):
+        logger.warning("%s is empty: nothing was recorded there yet", data_dir)
+        return False
+    deriver.derive(data_dir)
+    return True
+
+
+def items(data_dir: Path) -> Iterator[Item]:
+    """Yield every rollout of a data folder with its calls and samples."""
+    if not derived(data_dir):
+        return
+    with Catalog.open(data_dir) as catalog:
+        for rollout in catalog.iter_rollouts():
+            calls = catalog.calls(rollout.rollout_id)
+            yield Item(rollout, calls, *samples.build(rollout, calls))
