@@ -42,11 +42,12 @@ def _from_report(said: AnswerChoice, ids: Any, entries: list[Any] | None, counte
         return Claim(said=said, problems=["malformed_token_arrays"], contradicts=True)
     miscounted = counted is not None and counted != len(ids)
     problems = ["ids_usage_mismatch"] if miscounted else []
-    if entries and len(entries) < len(ids):
+    entries = entries or []
+    if len(entries) < len(ids):
         lost = is_subsequence(entry_ids(entries), ids)
         problems.append("logprobs_incomplete" if lost else "ids_token_id_mismatch")
         return Claim(said=said, ids=ids, problems=problems, contradicts=miscounted or not lost)
-    return Claim(said=said, ids=ids, entries=entries or None, problems=problems, contradicts=miscounted)
+    return Claim(said=said, ids=ids, entries=entries, problems=problems, contradicts=miscounted)
 
 
 def _from_entries(said: AnswerChoice, tokens: Tokens, reading: Reading) -> Claim:
