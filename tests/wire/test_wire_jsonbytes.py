@@ -136,7 +136,7 @@ def pairs_of(text: bytes) -> list[tuple[str, Any]]:
 
 
 @given(objects, changes, additions)
-@settings(max_examples=400)
+@settings(deadline=None, max_examples=400)
 def test_both_ways_agree_with_the_meaning(text: str, edits: dict[str, Any], add: dict[str, bytes]) -> None:
     body = text.encode()
     edited = jb.edit(body, edits, add)
@@ -152,7 +152,7 @@ def test_both_ways_agree_with_the_meaning(text: str, edits: dict[str, Any], add:
 
 
 @given(objects)
-@settings(max_examples=200)
+@settings(deadline=None, max_examples=200)
 def test_values_are_found_as_spelled(text: str) -> None:
     body = text.encode()
     spans = jb._spans(body, b"{")
@@ -166,7 +166,7 @@ def test_values_are_found_as_spelled(text: str) -> None:
 
 
 @given(st.binary(max_size=40).map(lambda noise: b'{"b":' + noise + b"}"))
-@settings(max_examples=300)
+@settings(deadline=None, max_examples=300)
 def test_noise_never_raises(body: bytes) -> None:
     jb.edit(body, REPLACE, {"c": b"1"})
     jb.edit_each(body, REMOVE)
