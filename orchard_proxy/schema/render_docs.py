@@ -1,6 +1,7 @@
-"""docs/columns.md, rendered from the one list of columns: `python -m orchard_proxy.schema.render_docs > docs/columns.md`.
+"""docs/columns.md, rendered from the one list of columns.
 
-A test fails when the file in docs/ differs from what this renders.
+`python -m orchard_proxy.schema.render_docs > docs/columns.md` writes it;
+a test fails when the file differs from what this renders.
 """
 
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ def _page() -> Iterator[str]:
     yield ""
     yield "<!-- Rendered from orchard_proxy/schema/columns.py by `python -m orchard_proxy.schema.render_docs`. -->"
     yield ""
-    yield f"Schema version {version}. A new nullable column raises the minor number; whatever an old reader would misread"
+    yield f"Schema version {version}. A new nullable column raises the minor number; what an old reader would misread"
     yield "raises the major one, and a reader refuses a newer major. A type with `?` may be null."
     for table, columns in TABLES.items():
         yield from ("", f"## {table}", "", _ABOUT[table], "", "| column | type | meaning |", "|---|---|---|")
