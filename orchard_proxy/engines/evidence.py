@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 
-from orchard_proxy.schema.packed import Float32s, Int32s, count, pack_floats, pack_ids
+from orchard_proxy.schema.packed import ITEM_BYTES, Float32s, Int32s, count, pack_floats, pack_ids
 from orchard_proxy.schema.records import Usage
 from orchard_proxy.wire import jsonbytes
 
-INT32_MAX = 2**31 - 1
 SENTINEL = -9999.0
 """vLLM writes this where it has no finite log-probability; no real one is as small."""
 NOISE = 1e-6
@@ -44,8 +43,8 @@ def read_ids(values: Any, n_vocab: int | None = None) -> Int32s | Refused:
         packed = pack_ids(values)
     except OverflowError:
         return Refused("id_out_of_range")
-    limit = n_vocab if n_vocab is not None else INT32_MAX + 1
-    if values and (min(values) < 0 or max(values) >= limit):
+    negative = not packed[ITEM_BYTES - 1 :: ITEM_BYTES].isascii()  # a sign bit is set: told without a loop
+    if negative or (n_vocab is not None and max(values, default=0) >= n_vocab):
         return Refused("id_out_of_range")
     return packed
 

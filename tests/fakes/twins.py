@@ -5,8 +5,8 @@ what is fake about a test that replays them is only that the engine does not run
 two runs of one request: ids, times, timings.
 """
 
-import lzma
 import json
+import lzma
 import re
 from pathlib import Path
 
