@@ -26,10 +26,9 @@ from orchard_proxy.record.segments import (
     Position,
     encode_frame,
     journal_dir,
-    list_segments,
+    next_number,
     seal,
     session_seed,
-    split_name,
 )
 from orchard_proxy.record.syncer import Syncer, sync_folder
 
@@ -91,8 +90,7 @@ class Journal:
             lock_fd = lock.acquire(Path(data_dir), session_id)
             undo.callback(os.close, lock_fd)
             recovery.repair(Path(data_dir))
-            numbers = [split_name(path.name)[1] for path in list_segments(data_dir).get(worker, [])]
-            chain = SegmentChain(folder, worker, max(numbers, default=0) + 1, session_id, segment_bytes)
+            chain = SegmentChain(folder, worker, next_number(data_dir, worker), session_id, segment_bytes)
             undo.callback(os.close, chain.current.fd)
             sync_folder(folder)
             undo.pop_all()

@@ -243,6 +243,6 @@ class _Scan:
             offset += len(block) - FRAME_HEAD_BYTES
 
     def _head_or_end(self, offset: int, size: int) -> bool:
-        """Say whether a frame could begin at `offset`: a cheap test before the crc of a long candidate."""
-        head = os.pread(self._fd, 5, offset)
-        return offset == size or _PLAUSIBLE_HEAD.match(head) is not None
+        """Say whether a frame, zeros or the end are at `offset`: a cheap test before the crc of a long candidate."""
+        head = os.pread(self._fd, min(5, size - offset), offset)
+        return len(head) < 5 or not any(head) or _PLAUSIBLE_HEAD.match(head) is not None

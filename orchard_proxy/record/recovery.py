@@ -79,12 +79,19 @@ def _repair_segment(path: Path) -> Repair | None:
             return None
         states, damages, end = _check(path)
         done = _cut(path, end, damages)
+        _sync(path)
     except (JournalDamagedError, OSError) as error:
         logger.error("left as it is: %s", error)  # noqa: TRY400
         return Repair(path=path, problem=str(error))
     if done is None or not done.problem:
         save_summary(path, header.session_id, states)
     return done
+
+
+def _sync(path: Path) -> None:
+    """Bring to the disk what the earlier process had written but, killed, could not sync any more."""
+    with path.open("rb") as file:
+        os.fdatasync(file.fileno())
 
 
 def _check(path: Path) -> tuple[RolloutStates, list[Damage], int]:

@@ -36,6 +36,8 @@ CONTROL_ID = bytes(16)
 FRAME_TYPES = {int(kind): kind for kind in FrameType}
 
 _NAME = re.compile(r"(?P<worker>[A-Za-z0-9_]+)-(?P<number>[0-9]{6,})\.orj")
+_NAME_OR_BESIDE = re.compile(_NAME.pattern + r"(\..*)?")
+"""Also what lies beside a segment: `.torn`, `.sum`."""
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -167,3 +169,13 @@ def list_segments(data_dir: Path) -> dict[str, list[Path]]:
     for path in sorted(paths, key=lambda path: split_name(path.name)):
         found.setdefault(split_name(path.name)[0], []).append(path)
     return found
+
+
+def next_number(data_dir: Path, worker: str) -> int:
+    """Return the number of a worker's next segment.
+
+    Files that lie beside segments count too: when someone has deleted the segments, their numbers are not used again,
+    so that a reader's position never points past new frames.
+    """
+    matches = (_NAME_OR_BESIDE.fullmatch(path.name) for path in journal_dir(data_dir).iterdir())
+    return max((int(match["number"]) for match in matches if match and match["worker"] == worker), default=0) + 1

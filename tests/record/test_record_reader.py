@@ -77,6 +77,24 @@ async def test_any_flipped_byte_costs_that_frame_only(tmp_path, number):
         path.write_bytes(good)
 
 
+@pytest.mark.parametrize("seed", range(40))
+async def test_random_damage_costs_only_the_frames_it_touches(tmp_path, seed):
+    rng = random.Random(seed)
+    reads = await write_calls(tmp_path, [rng.randbytes(rng.choice((0, 5, 300, 90_000))) for _ in range(30)])
+    (path,) = segments(tmp_path)
+    starts = [HEADER_BYTES, *(read.next_offset for read in reads)]
+    touched = set()
+    for _ in range(rng.randrange(1, 6)):
+        start = rng.randrange(HEADER_BYTES, path.stat().st_size)
+        stop = min(start + rng.choice((1, 4, 50, 5000)), path.stat().st_size)
+        overwrite(path, start, rng.choice((bytes, rng.randbytes))(stop - start))
+        touched |= {n for n, read in enumerate(reads) if starts[n] < stop and start < read.next_offset}
+    whole = [read for number, read in enumerate(reads) if number not in touched]
+    found = list(read_frames(path))
+    assert [read for read in found if read in whole] == whole  # a touched one may be whole too: zeros over zeros
+    assert [read for read in reads if read in found] == found
+
+
 async def test_a_stretch_of_garbage_over_many_frames_is_skipped(tmp_path):
     rng = random.Random(7)
     reads = await write_calls(tmp_path, [rng.randbytes(5000) for _ in range(400)])
@@ -179,7 +197,8 @@ async def test_reading_beside_a_writer_gives_every_frame_once(tmp_path):
     assert len(seen) == 600
 
 
-async def test_a_tail_that_was_cut_back_and_rewritten_is_read_afresh(tmp_path):
+@pytest.mark.parametrize("frames_after", [1, 3])
+async def test_a_tail_that_was_cut_back_and_rewritten_is_read_afresh(tmp_path, frames_after):
     """The writer cuts a failed write off and writes another frame there: what the window holds is stale then."""
     reads = await write_calls(tmp_path, [b"first", b"second", b"third"])
     (path,) = segments(tmp_path)
@@ -187,8 +206,8 @@ async def test_a_tail_that_was_cut_back_and_rewritten_is_read_afresh(tmp_path):
     path.write_bytes(whole[: reads[2].next_offset] + b"\x55" * 900)
     frames = read_frames(path)
     assert [next(frames) for _ in range(3)] == reads[:3]
-    path.write_bytes(whole)
-    assert list(frames) == reads[3:]
+    path.write_bytes(whole[: reads[2 + frames_after].next_offset])
+    assert list(frames) == reads[3 : 3 + frames_after]
 
 
 async def test_read_journal_goes_over_segments_and_workers(tmp_path):

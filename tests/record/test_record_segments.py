@@ -89,6 +89,16 @@ def test_list_segments_ignores_other_files(tmp_path):
     }
 
 
+def test_numbers_are_not_used_again(tmp_path):
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    assert segments.next_number(tmp_path, "w0") == 1
+    for name in ("w0-000002.orj", "w0-000009.orj.sum", "w1-000020.orj", "w0-000030.txt"):
+        (folder / name).touch()
+    assert segments.next_number(tmp_path, "w0") == 10
+    assert segments.next_number(tmp_path, "w1") == 21
+
+
 def test_wrong_call_id_is_a_bug():
     with pytest.raises(ValueError, match="16 bytes"):
         segments.encode_frame(FrameType.END, b"short", b"")
