@@ -142,8 +142,8 @@ def _tool_choice(body: dict[str, Any], tools: list[dict[str, Any]] | None) -> st
         return "auto" if tools else "none"
     if isinstance(choice, dict):
         return "named"
-    if choice in {"auto", "none", "required"}:
-        return str(choice)
+    if isinstance(choice, str) and choice in {"auto", "none", "required"}:
+        return choice
     raise refused('`tool_choice` must be either a named tool, "auto", "required" or "none".', "tool_choice")
 
 

@@ -42,7 +42,8 @@ def head(prefix: str, model: str) -> Head:
 
 def body(value: Any) -> bytes:
     """Write a whole answer, as starlette's JSONResponse does."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    # "replace": an error may quote a lone surrogate that the client sent.
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def event(value: Any) -> bytes:
