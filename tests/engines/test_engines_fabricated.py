@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from answers import REQUEST, body, choice, entry, exchange
+from engine_answers import REQUEST, body, choice, entry, exchange
 
 from orchard_proxy.engines.vllm import Vllm
 

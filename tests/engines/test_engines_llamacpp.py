@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from answers import entry, exchange, ids, logprobs
+from engine_answers import entry, exchange, ids, logprobs
 from fakes import twins
 
 from orchard_proxy.engines.base import Exchange, SideRequest, Strip

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from answers import body, choice, chunk, exchange, sse
+from engine_answers import body, choice, chunk, exchange, sse
 
 from orchard_proxy.engines.openai import OpenAi
 from orchard_proxy.schema.enums import IdsGrade, LogprobsGrade, UpstreamStream

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from answers import ids, logprobs
+from engine_answers import ids, logprobs
 from fakes import twins
 
 from orchard_proxy.engines.base import Exchange

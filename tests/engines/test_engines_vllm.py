@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from answers import body, choice, chunk, entries, entry, exchange, ids, logprobs, sse
+from engine_answers import body, choice, chunk, entries, entry, exchange, ids, logprobs, sse
 from fakes import twins
 
 from orchard_proxy.engines.base import Exchange, Strip
