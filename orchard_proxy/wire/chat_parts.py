@@ -26,6 +26,8 @@ class Part(msgspec.Struct, frozen=True):
     delta: bytes
     logprobs: Raw | None = None
     token_ids: Raw | None = None
+    cut_off: bool = False
+    """The text before a stop string inside a token, which has no entry of its own."""
 
 
 def parts_of(choice: Members, source_entries: Sequence[Raw], *, vllm: bool) -> list[Part]:
@@ -75,8 +77,6 @@ def _with_evidence(choice: Members, deltas: list[bytes], first: int, pieces: Seq
     shown = jsonbytes.members(bytes(choice.get("logprobs", _NULL)))
     entries = entries_of(choice)
     ids = jsonbytes.elements(bytes(choice.get("token_ids", _NULL))) or []
-    if shown is None and not ids:
-        return [Part(delta) for delta in deltas]
     counts = _counts(len(deltas), first, pieces, len(entries), len(ids))
     parts: list[Part] = []
     at = 0
@@ -86,7 +86,8 @@ def _with_evidence(choice: Members, deltas: list[bytes], first: int, pieces: Seq
         if shown is not None and (mine or (not entries and not parts)):
             logprobs = Raw(_encode(shown | {"content": Raw(_encode(mine))} if mine else shown))
             shown = dict.fromkeys(shown, _NULL)  # what is beside the entries is said once
-        parts.append(Part(delta, logprobs, Raw(_encode(numbers)) if numbers else None))
+        cut_off = bool(pieces) and not pieces[-1].entries and len(parts) == first + len(pieces) - 1
+        parts.append(Part(delta, logprobs, Raw(_encode(numbers)) if numbers else None, cut_off))
         at += count
     return parts
 

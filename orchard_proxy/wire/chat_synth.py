@@ -59,6 +59,7 @@ class _Maker:
             order = tuple(k for k in order if k not in {"system_fingerprint", "service_tier"})
         self._head, self._foot = _envelope(top, order)
         said = {*order, *_FIRST_CHUNK, "usage", "choices", "service_tier"}
+        self._timings = {"timings": top["timings"]} if "timings" in top else {}
         self._tail = {k: v for k, v in top.items() if k not in said and not is_blank(v)}
 
     def chunks(self) -> Iterator[bytes]:
@@ -69,7 +70,7 @@ class _Maker:
             source = self._sources[position] if position < len(self._sources) else {}
             *parts, last = parts_of(choice, entries_of(source), vllm=self._vllm)
             for part in parts:
-                yield self._chunk(self._choice(choice, part))
+                yield self._chunk(self._choice(choice, part), self._timings if part.cut_off else None)
             yield self._chunk(self._choice(choice, last, closing=True), self._closing(position))
         if self._include_usage:
             yield self._chunk(b"", {"usage": self._usage()} | self._tail)
@@ -82,12 +83,12 @@ class _Maker:
         return Raw(_encode({key: value for key, value in counts.items() if value != _NULL}))
 
     def _closing(self, position: int) -> Members:
-        """Return what rides on a choice's last chunk: llama.cpp's timings on each, all else on the stream's last."""
+        """Return what rides on a choice's last chunk: timings on each, all else on the stream's last."""
         if self._include_usage:
             return {}
         if position == len(self._choices) - 1:
             return self._tail
-        return {key: value for key, value in self._tail.items() if key == "timings"}
+        return self._timings
 
     def _chunk(self, choice: bytes, extra: Members | None = None) -> bytes:
         more = b"," + _inside(extra) if extra else b""

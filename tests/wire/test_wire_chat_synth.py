@@ -41,6 +41,7 @@ def folded(stream: list[bytes]) -> chat.Answer:
         ("llamacpp", "k2_emoji", "k_emoji_stream"),
         ("llamacpp", "k2_emoji", "k4_emoji_usage"),
         ("llamacpp", "i_max1", "i2_max1_stream"),
+        ("llamacpp", "h_stop", "h2_stop_stream"),
         ("llamacpp", "g_logprobs", "g2_logprobs_stream"),
         ("vllm", "a_chat", "b_stream"),
         ("vllm", "a_chat", "c_stream_usage"),

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -136,7 +136,7 @@ def pairs_of(text: bytes) -> list[tuple[str, Any]]:
 
 
 @given(objects, changes, additions)
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 def test_both_ways_agree_with_the_meaning(text: str, edits: dict[str, Any], add: dict[str, bytes]) -> None:
     body = text.encode()
     edited = jb.edit(body, edits, add)
@@ -152,7 +152,7 @@ def test_both_ways_agree_with_the_meaning(text: str, edits: dict[str, Any], add:
 
 
 @given(objects)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_values_are_found_as_spelled(text: str) -> None:
     body = text.encode()
     spans = jb._spans(body, b"{")
