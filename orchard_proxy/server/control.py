@@ -115,7 +115,7 @@ class ControlPlane:
             created_us=now_us(),
             key_sha256=key_sha256,
             body_sha256=fingerprint,
-            metadata=msgspec.Raw(msgspec.json.encode(wanted.metadata)),
+            metadata=msgspec.json.encode(wanted.metadata),
             **{name: getattr(wanted, name) for name in _SHARED_FIELDS},
         )
         self._registry.add(entry)
@@ -159,7 +159,7 @@ class ControlPlane:
             status=wanted.status,
             reward=wanted.reward,
             rewards=wanted.rewards,
-            metadata=msgspec.Raw(msgspec.json.encode(wanted.metadata)),
+            metadata=msgspec.json.encode(wanted.metadata),
             failure=wanted.failure,
             version=version,
         )

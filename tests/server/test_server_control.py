@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -17,7 +18,9 @@ ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def answer_of(ids, prompt=(1, 2)):
-    entries = [{"token": "x", "logprob": -0.25, "bytes": None, "top_logprobs": [{"token": "x", "logprob": -0.25}]} for _ in ids]
+    entries = [
+        {"token": "x", "logprob": -0.25, "bytes": None, "top_logprobs": [{"token": "x", "logprob": -0.25}]} for _ in ids
+    ]
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": "hello"},
@@ -187,7 +190,7 @@ async def test_probes(tmp_path):
     async with server(tmp_path) as client:
         assert (await client.ask("GET", "/healthz", key=None))[0] == 200
         async with asyncio.timeout(5):
-            while (await client.ask("GET", "/readyz", key=None))[0] != 200:
+            while (await client.ask("GET", "/readyz", key=None))[0] != 200:  # noqa: ASYNC110 -- HTTP has no event
                 await asyncio.sleep(0.05)
         ready = (await client.ask("GET", "/readyz", key=None))[1]
         assert (ready["engine"], ready["logprobs_mode"]) == ("vllm", "raw")
@@ -241,8 +244,6 @@ async def test_the_unix_socket_serves_the_data_plane_only(tmp_path):
 
 async def test_a_socket_left_by_a_killed_server_is_replaced(tmp_path):
     path = tmp_path / "proxy.sock"
-    import socket
-
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
     async with server(tmp_path / "data", uds=str(path)) as client:
