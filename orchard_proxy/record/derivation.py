@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 BATCH_CALLS = 256
 BATCH_BYTES = 32 << 20
 """Journal bytes a transaction: at 150 KB a call, about as many calls as BATCH_CALLS."""
-STATE_BYTES = 128 << 20
-"""Memory for rollout states. 5,000 open rollouts of a few turns fit; those that do not are built again when needed."""
+STATE_BYTES = 256 << 20
+"""Memory for the states of open rollouts: 600 with 50k tokens each. One without room is built again when needed."""
 LOOKS_PER_LISTING = 64
 """A worker that is new shows within some seconds; listing a long journal at every look would cost more than that."""
 
@@ -220,14 +220,19 @@ class _States:
         return self._held[rollout_id]
 
     def trim(self, touched: set[str]) -> None:
-        """Drop what is over the limit. Call it only when everything is written."""
+        """Drop what is finished or over the limit. Call it only when everything is written."""
         for rollout_id in touched:
-            size = self._held[rollout_id].size_bytes
-            self._total_bytes += size - self._sizes.get(rollout_id, 0)
-            self._sizes[rollout_id] = size
+            state = self._held[rollout_id]
+            self._total_bytes += state.size_bytes - self._sizes.get(rollout_id, 0)
+            self._sizes[rollout_id] = state.size_bytes
+            if state.rollout.finished_us is not None and not state.rollout.implicit:
+                self._drop(rollout_id)
         while self._total_bytes > self._limit_bytes and self._held:
-            rollout_id, _ = self._held.popitem(last=False)
-            self._total_bytes -= self._sizes.pop(rollout_id)
+            self._drop(next(iter(self._held)))
+
+    def _drop(self, rollout_id: str) -> None:
+        del self._held[rollout_id]
+        self._total_bytes -= self._sizes.pop(rollout_id)
 
     def _load(self, rollout_id: str, seen_us: int) -> RolloutState:
         rollout = self._catalog.rollout(rollout_id)

@@ -83,7 +83,7 @@ class Tail:
             if session is None and path.name not in self._damaged and path == behind[-1]:
                 return False
             if session is not None:
-                here = Position(path.name, 0)
+                here = Position(path.name, HEADER_BYTES)
                 self.position = here
                 changed, self.session = session != self.session, session
                 if changed:

@@ -87,6 +87,32 @@ def test_a_long_chain_is_stored_once(tmp_path):
     assert stored < 100 * 2_000
 
 
+@pytest.mark.parametrize("spelling", [b"null", b'""'], ids=["null", "empty"])
+def test_however_the_history_spells_an_empty_answer_the_turn_is_the_same(tmp_path, spelling):
+    scribe = Scribe(tmp_path)
+    scribe.call("r", [1, 2], [3])
+    history = (
+        b'{"messages":[{"role":"user"},{"role":"assistant","content":' + spelling + b',"tool_calls":[{"id":"t"}]}]}'
+    )
+    scribe.call("r", [1, 2, 3, 4], [5], body=history)
+    deriver.derive(tmp_path)
+    (sample,), _ = build(rollout_of(tmp_path), calls_of(tmp_path))
+    assert unpack_ids(sample.token_ids) == [1, 2, 3, 4, 5]
+    assert spelling in bytes(sample.messages)
+
+
+def test_a_retry_after_a_cut_answer_leaves_one_clean_row(tmp_path):
+    scribe = Scribe(tmp_path)
+    scribe.call("r", [1], [2])
+    scribe.call("r", [1, 2, 3], [4, 5], outcome=Outcome.UPSTREAM_CUT, delivered=False)
+    scribe.call("r", [1, 2, 3], [4, 5, 6])
+    scribe.finish("r", reward=1.0)
+    deriver.derive(tmp_path)
+    (sample,), accounting = build(rollout_of(tmp_path), calls_of(tmp_path))
+    assert (unpack_ids(sample.token_ids), list(sample.loss_mask)) == ([1, 2, 3, 4, 5, 6], [0, 1, 0, 1, 1, 1])
+    assert accounting.line() == "sampled 6 = trained 4 + 2 upstream_cut"
+
+
 @pytest.mark.parametrize(
     ("story", "expected"),
     [
