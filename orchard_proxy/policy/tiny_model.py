@@ -19,7 +19,6 @@ are kept in float64 for that.
 """
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +99,7 @@ class Model:
         # Row V is "before the start": zero. embed @ taps[j] is looked up instead of multiplied, position by position.
         padded = np.vstack([self.weights["embed"], np.zeros((1, D), np.float32)])
         self._tap_tables = [padded @ tap for tap in self.weights["taps"]]
+        self._biases: dict[tuple[int, int], Array] = {}
 
     def absorb(self, state: State, ids: list[int]) -> None:
         """Move the state past `ids` without computing their outputs: the cheap part of a prompt."""
@@ -148,12 +148,22 @@ class Model:
         keys = np.vstack([state.keys, x @ self.weights["wk"]])
         values = np.vstack([state.values, x @ self.weights["wv"]])
         state.keys, state.values = keys[-(WINDOW - 1) :], values[-(WINDOW - 1) :]
-        offsets, outside = _band(len(x), len(keys))
-        q = _heads(x @ self.weights["wq"])
-        scores = q @ _heads(keys).swapaxes(1, 2) * np.float32((D // HEADS) ** -0.5) + self.weights["bias"][:, offsets]
-        scores[:, outside] = -np.inf
+        q = _heads(x @ self.weights["wq"]) * np.float32((D // HEADS) ** -0.5)
+        scores = q @ _heads(keys).swapaxes(1, 2) + self._bias(len(x), len(keys))
         mixed: Array = _softmax(scores) @ _heads(values)
         return np.asarray(mixed.swapaxes(0, 1).reshape(len(x), D), np.float32)
+
+    def _bias(self, queries: int, keys: int) -> Array:
+        """Return the bias of each key for each query, -inf outside the window: (HEADS, queries, keys)."""
+        found = self._biases.get((queries, keys))
+        if found is not None:
+            return found
+        offset = np.arange(keys - queries, keys)[:, None] - np.arange(keys)[None, :]
+        inside = self.weights["bias"][:, np.clip(offset, 0, WINDOW - 1)]
+        bias: Array = np.where((offset < 0) | (offset >= WINDOW), np.float32(-np.inf), inside).astype(np.float32)
+        if queries in {1, BLOCK}:  # the common forms; the last block of a prompt has any length and is not kept
+            self._biases[queries, keys] = bias
+        return bias
 
     def _far_writes(self, x: Array) -> tuple[Array64, Array64]:
         p = _softmax(x @ self.weights["far_k"]).astype(np.float64)
@@ -167,13 +177,6 @@ class Model:
         state.far_weight = weight[-1]
         state.far_sum = state.far_sum + p.T @ v
         return read.astype(np.float32)
-
-
-@lru_cache(maxsize=512)
-def _band(queries: int, keys: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return how far each key lies behind each query, clipped to the window, and whether outside: (queries, keys)."""
-    offset = np.arange(keys - queries, keys)[:, None] - np.arange(keys)[None, :]
-    return np.clip(offset, 0, WINDOW - 1), (offset < 0) | (offset >= WINDOW)
 
 
 def _heads(x: Array) -> Array:

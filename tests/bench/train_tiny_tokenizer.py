@@ -49,7 +49,11 @@ def conversations() -> Iterator[str]:
     words = ["capital", "weather", "city", "answer", "question", "calculator", "lookup", "result", "file", "error"]
     for i in range(400):
         word = words[i % len(words)]
-        arguments = {"command": f"ls -la /tmp/{word}", "path": f"/workspace/{word}.py", "query": f"the {word} of France"}
+        arguments = {
+            "command": f"ls -la /tmp/{word}",
+            "path": f"/workspace/{word}.py",
+            "query": f"the {word} of France",
+        }
         yield json.dumps({"name": word, "arguments": arguments, "description": f"The {word} to use.", "type": "object"})
         yield f"user\nWhat is the {word}? Answer in one sentence.\nassistant\nThought: I need the {word}.\nAction: {word}\n"
         yield f"Observation: the {word} is here.\nFinal Answer: I think that the {word} is the right one.\nsystem\ntool\n"
@@ -59,7 +63,10 @@ def conversations() -> Iterator[str]:
 def train() -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
