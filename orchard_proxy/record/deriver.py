@@ -31,6 +31,9 @@ IDLE_POLL_S = 0.04
 IDLE_AFTER_S = 2.0
 RETRY_S = 1.0
 WAIT_S = 600.0
+INIT_PID = 1
+ORPHAN_LOOK_S = 1.0
+"""Looking takes the server's lock for some microseconds, so it is done seldom."""
 
 
 def derive(data_dir: Path, *, rebuild: bool = False, timeout_s: float = WAIT_S) -> None:
@@ -54,7 +57,7 @@ def follow(data_dir: Path, parent_pid: int | None, stopping: Callable[[], bool] 
     """Derive as the journal grows, until the parent is gone or `stopping` says so, and then what is left."""
     data_dir = Path(data_dir)
     data_dir.mkdir(parents=True, exist_ok=True)
-    over = _end_of(parent_pid, stopping)
+    over = _End(data_dir, parent_pid, stopping)
     while True:
         with _locked(data_dir) as ours:
             if ours:
@@ -134,10 +137,30 @@ def _close_dead(data_dir: Path, derivation: Derivation) -> None:
         derivation.close_open(alive)
 
 
-def _end_of(parent_pid: int | None, stopping: Callable[[], bool]) -> Callable[[], bool]:
-    if parent_pid is None:
-        return stopping
-    return lambda: stopping() or os.getppid() != parent_pid
+class _End:
+    """Says when a follower is to end: told so, or its parent is gone.
+
+    A parent that died before this process could look is replaced by init. A follower of init's therefore also ends
+    when no server writes into the folder; where the server itself runs as process 1, one does.
+    """
+
+    def __init__(self, data_dir: Path, parent_pid: int | None, stopping: Callable[[], bool]) -> None:
+        self._data_dir = data_dir
+        self._parent_pid = parent_pid
+        self._stopping = stopping
+        self._look_again = 0.0
+        self._alone = False
+
+    def __call__(self) -> bool:
+        if self._stopping():
+            return True
+        return self._parent_pid is not None and (os.getppid() != self._parent_pid or self._is_orphan())
+
+    def _is_orphan(self) -> bool:
+        if self._parent_pid == INIT_PID and time.monotonic() >= self._look_again:
+            self._alone = lock.live_session(self._data_dir) is None
+            self._look_again = time.monotonic() + ORPHAN_LOOK_S
+        return self._alone
 
 
 @contextmanager

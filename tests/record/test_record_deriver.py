@@ -491,6 +491,36 @@ def test_a_follower_outlives_its_parent_until_everything_is_derived(tmp_path):
     assert (len(outcomes), outcomes[-1]) == (301, "crashed")
 
 
+def test_a_follower_whose_parent_died_before_it_could_look_ends_too(tmp_path):
+    scribe = Scribe(tmp_path)
+    scribe.call("r", [1], [2])
+    words = f"{sys.executable} -m orchard_proxy.cli.main derive --follow --data {tmp_path}"
+    shell = subprocess.run(["sh", "-c", f"{words} >{tmp_path}/log 2>&1 & echo $!"], stdout=subprocess.PIPE, check=True)
+    orphan = int(shell.stdout)
+    assert deriver.wait_for(tmp_path, [scribe.position], 30)
+    until = time.monotonic() + 20
+    while is_running(orphan) and parent_of(orphan) == 1 and time.monotonic() < until:
+        time.sleep(0.05)
+    if is_running(orphan):
+        parent = parent_of(orphan)
+        os.kill(orphan, signal.SIGKILL)
+        assert parent != 1, "an orphan of init followed on without a server"
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
 def test_killed_at_any_moment_it_goes_on_to_the_same_catalog(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for data_dir in (whole, killed):
