@@ -20,7 +20,9 @@ def policy() -> None:
 @click.option(
     "--port-file", type=click.Path(dir_okay=False, path_type=Path), help="Write the port here once it listens."
 )
-@click.option("--seed", default=0, show_default=True, type=int, help="Seed of the weights and of unseeded sampling.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and of unseeded sampling."
+)
 @click.option("--script", type=click.Path(dir_okay=False, path_type=Path), help="TOML rules: docs/policy-tiny.md.")
 @click.option("--model-name", default="tiny", show_default=True, help="The name that requests must give.")
 @click.option(

@@ -148,8 +148,8 @@ class Model:
         keys = np.vstack([state.keys, x @ self.weights["wk"]])
         values = np.vstack([state.values, x @ self.weights["wv"]])
         state.keys, state.values = keys[-(WINDOW - 1) :], values[-(WINDOW - 1) :]
-        q = _heads(x @ self.weights["wq"]) * np.float32((D // HEADS) ** -0.5)
-        scores = q @ _heads(keys).swapaxes(1, 2) + self._bias(len(x), len(keys))
+        q = _heads(x @ self.weights["wq"] * np.float32((D // HEADS) ** -0.5))
+        scores: Array = q @ _heads(keys).swapaxes(1, 2) + self._bias(len(x), len(keys))
         mixed: Array = _softmax(scores) @ _heads(values)
         return np.asarray(mixed.swapaxes(0, 1).reshape(len(x), D), np.float32)
 

@@ -63,7 +63,13 @@ class Detokenizer:
         self._held = b""
 
     def push(self, token: int) -> tuple[str, bytes]:
-        """Return (text, bytes) of what `token` completes: ("", b"") while a character is unfinished."""
+        """Return (text, bytes) of what `token` completes: ("", b"") while a character is unfinished.
+
+        A special id is its own text and does not end the character.
+        """
+        if token in SPECIAL_IDS:
+            data = self._tokenizer.token_bytes(token)
+            return data.decode(), data
         data = self._held + self._tokenizer.token_bytes(token)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(data)

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from orchard_proxy.errors import UsageError
@@ -137,3 +139,10 @@ def test_a_bad_script_is_named(script, tmp_path, text, words):
 def test_a_missing_script_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"gone\.toml"):
         load(tmp_path / "gone.toml")
+
+
+def test_the_documented_example_is_a_script(script):
+    text = (Path(__file__).parents[2] / "docs/policy-tiny.md").read_text(encoding="utf-8")
+    rules = script(text.split("```toml\n")[1].split("```")[0])
+    said = rules.answer([Message(role="user", content="What is the weather in Oslo?")]).text
+    assert said.startswith("<think>They want to know about Oslo.</think>Let me look.<tool_call>")

@@ -21,7 +21,7 @@ def test_a_text_may_be_cut_after_a_line_feed(before, after):
     assert TOKENIZER.encode(before + "\n" + after) == TOKENIZER.encode(before + "\n") + TOKENIZER.encode(after)
 
 
-@given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1)))
+@given(st.lists(st.integers(len(SPECIAL_IDS), TOKENIZER.vocab_size - 1)))
 def test_streamed_text_is_the_whole_text(ids):
     detokenizer = Detokenizer(TOKENIZER)
     pieces = [detokenizer.push(token) for token in ids]
@@ -37,6 +37,13 @@ def test_an_unfinished_character_is_held_and_comes_whole():
     assert len(ids) > 2
     assert "".join(text for text, _ in pieces[:-1]).strip() == ""
     assert pieces[-1][0].endswith("🦊")
+
+
+def test_a_special_id_within_a_character_is_its_own_text():
+    detokenizer = Detokenizer(TOKENIZER)
+    first, *rest = TOKENIZER.encode("漢")
+    texts = [detokenizer.push(token)[0] for token in (first, END_ID, *rest)]
+    assert "".join(texts) == "<|im_end|>漢"
 
 
 def test_markers_are_single_tokens_and_only_three_are_special():
