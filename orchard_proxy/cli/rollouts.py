@@ -61,7 +61,7 @@ def show(*, rollout_id: str, data_dir: Path, as_json: bool) -> None:
         click.echo(_json(summary | _detail(accounting, built) | {"choices": lines}))
         return
     for name, value in summary.items():
-        if value not in (None, [], False):
+        if value not in (None, [], False, msgspec.Raw(b"{}")):
             click.echo(f"{name}: {value if isinstance(value, str) else _json(value)}")
     click.echo(f"{accounting.line()}\n")
     headers = list(_LINE)

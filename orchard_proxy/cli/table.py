@@ -23,7 +23,11 @@ def _print_rich(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    table = Table(*headers, box=box.SIMPLE_HEAD, header_style="bold")
+    used = [n for n in range(len(headers)) if not cells or any(row[n] != "-" for row in cells)]
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
+    for n in used:
+        # Ids stand first and stay whole, so that they can be copied; the rest folds where the terminal is narrow.
+        table.add_column(headers[n], no_wrap=n == 0, overflow="fold")
     for row in cells:
-        table.add_row(*(Text(cell, style="dim" if cell == "-" else "") for cell in row))
+        table.add_row(*(Text(row[n], style="dim" if row[n] == "-" else "") for n in used))
     Console().print(table)

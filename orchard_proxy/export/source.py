@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchard_proxy.assemble import samples
 from orchard_proxy.errors import UsageError
-from orchard_proxy.export.writer import Item
+from orchard_proxy.export.item import Item
 from orchard_proxy.record import deriver
 from orchard_proxy.record.catalog import Catalog
 

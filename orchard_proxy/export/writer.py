@@ -9,26 +9,17 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from orchard_proxy.errors import ExportError
 from orchard_proxy.export import manifest, rows
 from orchard_proxy.export.digest import sha256
+from orchard_proxy.export.item import Item
 from orchard_proxy.export.manifest import Counts, FileEntry, Manifest
 from orchard_proxy.export.parquet import TableWriter
 from orchard_proxy.export.publish import staged
 from orchard_proxy.schema.columns import TABLES
 from orchard_proxy.schema.enums import RolloutStatus
-from orchard_proxy.schema.records import Accounting, Call, Rollout, Sample
-
-
-class Item(NamedTuple):
-    """One rollout with everything that belongs to it."""
-
-    rollout: Rollout
-    calls: list[Call]
-    samples: list[Sample]
-    accounting: Accounting
+from orchard_proxy.schema.records import Accounting
 
 
 def write(items: Iterable[Item], out: Path, *, overwrite: bool = False) -> Manifest:

@@ -1,6 +1,8 @@
 """`orchard rollouts ls|show`."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,7 +60,7 @@ def test_show_tells_each_call(data_dir: Path) -> None:
     assert result.exit_code == 0
     assert lines[0] == "rollout_id: one"
     assert "sampled 4 = trained 3 + 1 upstream_cut" in lines
-    head = next(line for line in lines if line.startswith("seq")).split()
+    head = next(line for line in lines if line.startswith("call ")).split()
     calls = [dict(zip(head, line.split(), strict=False)) for line in lines[-3:]]
     assert [(one["parent"], one["outcome"], one["sampled"], one["branches"], one["masked"]) for one in calls] == [
         ("-", "complete", "2", "0", "-"),
@@ -88,7 +90,16 @@ def test_an_empty_folder_lists_nothing(tmp_path: Path) -> None:
 
 def test_a_terminal_gets_a_drawn_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    table.print_table(["name", "n"], [["[bold]x", 1], ["y", None]])
+    table.print_table(["name", "n", "empty"], [["[bold]x", 1, None], ["y" * 70, None, None]])
     said = capsys.readouterr().out
+    assert "y" * 70 in said
+    assert "empty" not in said
     assert "─" in said
     assert "[bold]x" in said
+
+
+def test_listing_does_not_load_arrow(data_dir: Path) -> None:
+    script = "import sys\nfrom orchard_proxy.cli.main import cli\n"
+    script += "cli(sys.argv[1:], standalone_mode=False)\nassert 'pyarrow' not in sys.modules"
+    command = [sys.executable, "-c", script, "rollouts", "ls", "--data", str(data_dir)]
+    subprocess.run(command, check=True, capture_output=True)

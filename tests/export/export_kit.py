@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 from orchard_proxy.assemble.forest import Forest, Sampled
 from orchard_proxy.assemble.samples import build
 from orchard_proxy.export import arrow, manifest
-from orchard_proxy.export.writer import Item, write
+from orchard_proxy.export.item import Item
+from orchard_proxy.export.writer import write
 from orchard_proxy.schema.columns import TABLES
 from orchard_proxy.schema.enums import Blame, Delivery, IdsGrade, LogprobsGrade, Outcome, Phase, RolloutStatus
 from orchard_proxy.schema.packed import pack_floats, pack_ids

@@ -1,5 +1,7 @@
 """The dataset reader gives back what was recorded."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -119,3 +121,16 @@ def test_a_newer_minor_is_read_and_its_columns_ignored(out: Path) -> None:
 def test_a_row_and_its_record_are_inverse() -> None:
     call = varied()[0].calls[1]
     assert repr_of(rows.call_of(rows.call_row(call))) == repr_of(call)
+
+
+def test_reading_needs_nothing_that_records() -> None:
+    script = "import sys, orchard_proxy.export.dataset\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    rooms = (
+        "orchard_proxy.record",
+        "orchard_proxy.assemble",
+        "orchard_proxy.engines",
+        "orchard_proxy.wire",
+        "sqlalchemy",
+    )
+    assert [name for name in done.stdout.split() if name.startswith(rooms)] == []

@@ -11,8 +11,9 @@ from export_kit import Recording, chains, varied
 
 from orchard_proxy.errors import ExportError
 from orchard_proxy.export import arrow, manifest, parquet, rows
+from orchard_proxy.export.item import Item
 from orchard_proxy.export.parquet import TableWriter
-from orchard_proxy.export.writer import Item, write
+from orchard_proxy.export.writer import write
 from orchard_proxy.schema.columns import TABLES
 from orchard_proxy.schema.records import Accounting, Usage
 
