@@ -143,7 +143,7 @@ class Relay:
         await self._side_done(side)
         answered = verdict.refuse is None and answer.status == 200
         copy = engine.strip_body(body, prepared) if answered else body
-        events = self._synthesise(copy, request, prepared) if answered and request.stream else []
+        events = self._synthesise(copy, body, request, prepared) if answered and request.stream else []
         await self._commit(verdict)
         if verdict.refuse is not None:
             await self._refuse(502, "bad_upstream_answer", verdict.refuse)
@@ -201,10 +201,12 @@ class Relay:
                 self._recording.chunk(body)
         return body
 
-    def _synthesise(self, body: bytes, request: chat.ChatRequest, prepared: Prepared) -> list[bytes]:
+    def _synthesise(
+        self, copy: bytes, body: bytes, request: chat.ChatRequest, prepared: Prepared
+    ) -> list[bytes]:
         if not prepared.synthesise:
             self.edits.append(Edit(name="synthesised_stream", detail="the engine answered whole"))
-        return chat.synthesise(body, request)
+        return chat.synthesise(copy, request, source=body)
 
     async def _write(self, data: bytes, headers: Mapping[str, str] = SSE_HEADERS) -> None:
         if not self.reply.started:
