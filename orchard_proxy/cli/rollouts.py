@@ -70,7 +70,6 @@ def show(*, rollout_id: str, data_dir: Path, as_json: bool) -> None:
 
 _LINE = (
     "seq",
-    "call",
     "choice",
     "parent",
     "outcome",
@@ -80,6 +79,7 @@ _LINE = (
     "branches",
     "masked",
     "problems",
+    "call",
 )
 
 

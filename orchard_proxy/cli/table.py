@@ -27,7 +27,7 @@ def _print_rich(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
     for n in used:
         # Ids stand first and stay whole, so that they can be copied; the rest folds where the terminal is narrow.
-        table.add_column(headers[n], no_wrap=n == 0, overflow="fold")
+        table.add_column(headers[n], no_wrap=n == 0, overflow="fold", min_width=len(headers[n]))
     for row in cells:
         table.add_row(*(Text(row[n], style="dim" if row[n] == "-" else "") for n in used))
     Console().print(table)

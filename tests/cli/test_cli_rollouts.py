@@ -60,7 +60,7 @@ def test_show_tells_each_call(data_dir: Path) -> None:
     assert result.exit_code == 0
     assert lines[0] == "rollout_id: one"
     assert "sampled 4 = trained 3 + 1 upstream_cut" in lines
-    head = next(line for line in lines if line.startswith("call ")).split()
+    head = next(line for line in lines if line.startswith("seq ")).split()
     calls = [dict(zip(head, line.split(), strict=False)) for line in lines[-3:]]
     assert [(one["parent"], one["outcome"], one["sampled"], one["branches"], one["masked"]) for one in calls] == [
         ("-", "complete", "2", "0", "-"),
