@@ -69,7 +69,7 @@ def _count(reading: Reading, tokens: Tokens) -> int | None:
     """Return how many tokens the engine says that it sampled for this choice, where it says so."""
     alone = len(reading.answer.choices) == 1
     reported = reading.verbose.get("index", 0) if reading.verbose else None
-    is_reported = reported is not None and tokens is reading.tokens.get(reported)
+    is_reported = type(reported) is int and tokens is reading.tokens.get(reported)
     counted = reading.answer.usage.completion_tokens if alone or is_reported else None
     return tokens.sampled if counted is None else counted
 

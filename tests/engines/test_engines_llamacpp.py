@@ -387,3 +387,10 @@ def test_tokens_are_counted_where_ids_are_not_known():
     assert [c.sampled_tokens for c in evidence_of("b_stream").choices] == [8]
     assert [c.sampled_tokens for c in evidence_of("k2_emoji").choices] == [32]
     assert [c.sampled_tokens for c in evidence_of("d2_n2").choices] == [16, 16]
+
+
+@pytest.mark.parametrize("index", [[], {}, None, "0", 0.5], ids=str)
+def test_a_report_of_no_choice_is_of_none(index):
+    found = read(whole(others=[second(named(7))], report={"index": index}))
+    assert [c.problems for c in found.choices] == [["ids_incomplete"]] * 2
+    assert not found.rejected
