@@ -40,7 +40,11 @@ class EngineWatch:
         self._upstream = upstream
         self._wanted = engine
         self._known: EngineInUse | None = None
+        self._last: EngineInUse | None = None
+        """What it was when last probed with success."""
+        self._attempts = 0
         self._problem = "not probed yet"
+        self._error = UpstreamError(self._problem, "engine_unknown")
         self._probing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._look = asyncio.Event()
@@ -79,9 +83,9 @@ class EngineWatch:
         wait_s = _FIRST_WAIT_S
         while True:
             await self._look.wait()
-            try:
-                await self.current()
-            except UpstreamError:
+            with contextlib.suppress(UpstreamError):  # It is in self._problem, for /readyz.
+                await self._probe()
+            if self._known is None:
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             else:
@@ -89,20 +93,25 @@ class EngineWatch:
                 self._look.clear()
 
     async def _probe(self) -> EngineInUse:
+        asked_at = self._attempts
         async with self._probing:
-            if self._known is None:
-                try:
-                    self._known = await self._ask()
-                except UpstreamError as error:
-                    self._problem = str(error)
-                    raise
-                logger.info(
-                    "policy server at %s: %s, log-probabilities %s",
-                    self._known.url,
-                    self._known.engine.name,
-                    self._known.logprobs_mode,
-                )
-            return self._known
+            if self._known is None and self._attempts == asked_at:  # Who waited here takes the answer of who asked.
+                await self._try()
+            if self._known is not None:
+                return self._known
+            if self._last is not None:
+                return self._last  # It may just be busy; the call itself will find out.
+            raise self._error
+
+    async def _try(self) -> None:
+        self._attempts += 1
+        try:
+            self._known = self._last = await self._ask()
+        except UpstreamError as error:
+            self._error, self._problem = error, str(error)
+            return
+        found = self._known
+        logger.info("policy server at %s: %s, log-probabilities %s", found.url, found.engine.name, found.logprobs_mode)
 
     async def _ask(self) -> EngineInUse:
         plan = probe.probe(await self._model())
