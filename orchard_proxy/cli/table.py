@@ -5,6 +5,9 @@ from collections.abc import Sequence
 
 import click
 
+WIDEST = 40
+"""Characters of a column that are kept whole on a terminal."""
+
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print rows under headers; None shows as `-`."""
@@ -26,8 +29,9 @@ def _print_rich(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     used = [n for n in range(len(headers)) if not cells or any(row[n] != "-" for row in cells)]
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
     for n in used:
-        # Ids stand first and stay whole, so that they can be copied; the rest folds where the terminal is narrow.
-        table.add_column(headers[n], no_wrap=n == 0, overflow="fold", min_width=len(headers[n]))
+        # Where the terminal is narrow the last column gives way, so that the others can be read and copied.
+        widest = max(map(len, [headers[n], *(row[n] for row in cells)]))
+        table.add_column(headers[n], no_wrap=True, min_width=None if n == used[-1] else min(widest, WIDEST))
     for row in cells:
         table.add_row(*(Text(row[n], style="dim" if row[n] == "-" else "") for n in used))
     Console().print(table)
