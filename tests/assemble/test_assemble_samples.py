@@ -343,7 +343,7 @@ def draw_answer(draw, index: int, ids: list[int]):
     return answer(index, ids, logprobs=pack_floats(logprobs), logprobs_grade=grade, sampled_tokens=len(ids) + unseen)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(stories())
 def test_every_sampled_token_is_trained_once_or_masked_by_name(story):
     samples, accounting = told(story)

@@ -129,12 +129,16 @@ class Scribe:
 
 
 def contents(data_dir: Path) -> dict[str, object]:
-    """Return all that the catalog says, for comparing two of them."""
+    """Return all that the catalog says, and every stored row, for comparing two of them."""
     with Catalog.open(data_dir) as catalog:
-        found = {}
+        found: dict[str, object] = {}
         for rollout in catalog.iter_rollouts():
             calls = catalog.calls(rollout.rollout_id)
             found[rollout.rollout_id] = (rollout, catalog.totals(rollout.rollout_id), calls)
+        with catalog._engine.connect() as connection:
+            for name, key in (("calls", "call_id"), ("rollouts", "rollout_id")):
+                rows = connection.exec_driver_sql(f"select * from {name} order by {key}").all()
+                found[f"rows of {name}"] = [tuple(row) for row in rows]
         return found
 
 
