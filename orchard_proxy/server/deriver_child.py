@@ -6,6 +6,7 @@ The recording does not need it: whatever it has not derived yet is in the journa
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -71,6 +72,8 @@ class DeriverChild:
                 "--follow",
                 "--data",
                 str(self._data_dir),
+                "--parent-pid",
+                str(os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for us; the deriver ends after we did.
             )
