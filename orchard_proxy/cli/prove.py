@@ -61,7 +61,7 @@ def command(
     """
     dataset = Dataset(export)
     answers, unusable = _answers(dataset)
-    picked = proof.pick(answers, calls, seed)
+    picked = sorted(proof.pick(answers, calls, seed), key=lambda answer: _context(dataset, answer))
     if not picked:
         raise click.ClickException(f"{export} has no answer that can be scored again: {dict(unusable) or 'no calls'}.")
     report = asyncio.run(_prove(dataset, picked, upstream, seed=seed, bound=bound, unusable=unusable))

@@ -3,8 +3,9 @@
 Not a door for harness calls (`upstream.client`), and it does not go through the proxy: a proof that asks the recorder
 would prove nothing. The verdict is arithmetic and lives in `assemble.proof`.
 
-Invariant: a score comes from computing the context afresh. The engine's cache is flushed by another prompt first, and
-an engine that says it read its cache nevertheless is an error, not a proof.
+Invariant: a score comes from computing the context afresh. The engine's cache is flushed by another prompt first. What
+is read from a cache afterwards is what this very proof computed (answers share long prefixes, so give them in order of
+their contexts); an engine that read more than that is an error, not a proof.
 """
 
 import json
@@ -15,7 +16,7 @@ import aiohttp
 
 from orchard_proxy.errors import UpstreamError
 
-FLUSH_TOKENS = 64
+FLUSH_TOKENS = 16
 FORCE_BIAS = 200.0
 """Added to a logit, it makes the id certain to be sampled; the log-probability that llama.cpp reports stays raw."""
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=900)
@@ -94,33 +95,42 @@ class ForcedTokens:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._held: list[int] = []
+        """What slot 0 may hold: the last prompt of ours, computed after the flush."""
 
     async def score(self, model: str | None, context: list[int], ids: list[int], start: int = 0) -> list[float]:  # noqa: ARG002 (llama.cpp serves one model)
-        """Score token by token on slot 0; the first request computes the whole context, the others build on it."""
-        await self._engine.ask("/completion", _forced(_flush(context), 0, cached=False))
-        return [
-            await self._one(context + ids[:at], ids[at], cached=at > start)  # in order: each builds on the last
-            for at in range(start, len(ids))
-        ]
+        """Score token by token on slot 0, each request building on the last."""
+        if not self._held:
+            await self._forced(_flush(context), 0, cached=False)
+        return [await self._one(context + ids[:at], ids[at]) for at in range(start, len(ids))]
 
-    async def _one(self, prompt: list[int], token: int, *, cached: bool) -> float:
-        answer = await self._engine.ask("/completion", _forced(prompt, token, cached=cached))
-        reused = (answer.get("timings") or {}).get("cache_n", 0)
-        if reused and not cached:
-            raise _unscored(f"llama.cpp read {reused} tokens from its cache though it was told not to.")
+    async def _one(self, prompt: list[int], token: int) -> float:
+        own = _shared(self._held, prompt)
+        answer = await self._forced(prompt, token, cached=own > 0)
+        if _reused(answer) > own:  # llama.cpp can bring back a slot's past from RAM: the very state to be checked
+            answer = await self._forced(prompt, token, cached=False)
+            own = 0
+        if _reused(answer) > own:
+            raise _unscored(f"llama.cpp read {_reused(answer)} tokens from its cache though it was told not to.")
         entries = answer.get("completion_probabilities")
         if not isinstance(entries, list) or len(entries) != 1 or entries[0].get("id") != token:
             raise _unscored(f"llama.cpp would not sample token {token} where it was recorded: {str(entries)[:200]}")
         return float(entries[0]["logprob"])
 
+    async def _forced(self, prompt: list[int], token: int, *, cached: bool) -> dict[str, Any]:
+        answer = await self._engine.ask("/completion", _forced(prompt, token, cached=cached))
+        self._held = prompt
+        return answer
+
 
 async def detect(engine: Engine, model: str | None, context: list[int]) -> Scorer:
     """Find the way in which this engine scores given ids. Raises UpstreamError when there is none."""
-    vllm_status, answer = await engine.post("/v1/completions", _completion(model, context))
+    few = _flush(context)
+    vllm_status, answer = await engine.post("/v1/completions", _completion(model, few))
     entries = _prompt_logprobs(answer)
-    if entries is not None and len(entries) == len(context):
+    if entries is not None and len(entries) == len(few):
         return PromptLogprobs(engine)
-    llama_status, answer = await engine.post("/completion", _forced(context, context[-1], cached=False))
+    llama_status, answer = await engine.post("/completion", _forced(few, few[0], cached=False))
     if isinstance(answer, dict) and answer.get("completion_probabilities"):
         return ForcedTokens(engine)
     raise _unscored(
@@ -171,6 +181,16 @@ def _logprob_of(entry: Any, token: int) -> float:
 
 def _unscored(message: str) -> UpstreamError:
     return UpstreamError(message, "engine_scores_nothing")
+
+
+def _shared(held: list[int], prompt: list[int]) -> int:
+    if prompt[: len(held)] == held:  # all but once an answer
+        return len(held)
+    return next((at for at, (a, b) in enumerate(zip(held, prompt, strict=False)) if a != b), len(prompt))
+
+
+def _reused(answer: dict[str, Any]) -> int:
+    return int((answer.get("timings") or {}).get("cache_n", 0))
 
 
 def _json(body: bytes) -> Any:
