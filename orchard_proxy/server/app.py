@@ -44,7 +44,7 @@ class DataPlane:
         except web.HTTPRequestEntityTooLarge as error:
             limit = f"The request is larger than {error.text or 'the limit'}. Raise max_body_bytes of orchard serve."
             return self._refuse(identify.Refusal(413, "request_too_large", limit))
-        await self._make_known(entry, begun_us)
+        entry = await self._known(entry, begun_us)
         incoming = Incoming(
             entry=entry,
             path=path,
@@ -58,10 +58,11 @@ class DataPlane:
             await Relay(self._house, incoming, reply).run()
         return reply.response
 
-    async def _make_known(self, entry: Entry, now_us: int) -> None:
-        """Record an implicit rollout at its first call."""
-        if not entry.implicit or self._registry.get(entry.rollout_id) is not None:
-            return
+    async def _known(self, entry: Entry, now_us: int) -> Entry:
+        """Return the one entry of a rollout; an implicit one is recorded at its first call."""
+        known = self._registry.get(entry.rollout_id)
+        if known is not None:
+            return known
         self._registry.add(entry)
         frame = RolloutFrame(rollout_id=entry.rollout_id, created_us=now_us, implicit=True)
         try:
@@ -69,6 +70,7 @@ class DataPlane:
         except BaseException:
             self._registry.remove(entry)
             raise
+        return entry
 
     async def _models(self) -> web.Response:
         """Pass the engine's list through."""

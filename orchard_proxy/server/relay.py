@@ -201,9 +201,7 @@ class Relay:
                 self._recording.chunk(body)
         return body
 
-    def _synthesise(
-        self, copy: bytes, body: bytes, request: chat.ChatRequest, prepared: Prepared
-    ) -> list[bytes]:
+    def _synthesise(self, copy: bytes, body: bytes, request: chat.ChatRequest, prepared: Prepared) -> list[bytes]:
         if not prepared.synthesise:
             self.edits.append(Edit(name="synthesised_stream", detail="the engine answered whole"))
         return chat.synthesise(copy, request, source=body)

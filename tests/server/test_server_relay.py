@@ -432,6 +432,23 @@ async def test_two_rollouts_with_the_same_body_are_two_generations(tmp_path):
     assert sorted((call.begin.rollout_id, call.begin.seq) for call in calls) == [("a", 0), ("a", 1), ("b", 0)]
 
 
+async def test_first_calls_of_a_label_that_come_together_are_numbered_once(tmp_path):
+    async with ScriptedEngine(lambda _: whole(ANSWER)) as engine, proxy_before(engine.url, tmp_path) as proxy:
+
+        async def ask():
+            async def slowly():
+                yield dumps(ASK)[:10]
+                await asyncio.sleep(0.1)
+                yield dumps(ASK)[10:]
+
+            async with proxy.post(slowly()) as answer:
+                return answer.status
+
+        assert await asyncio.gather(*(ask() for _ in range(5))) == [200] * 5
+        calls = await proxy.recorded()
+    assert sorted(call.begin.seq for call in calls) == [0, 1, 2, 3, 4]
+
+
 async def test_a_large_body_is_taken_and_a_larger_one_refused(tmp_path):
     limit = 3_000_000
     async with (
