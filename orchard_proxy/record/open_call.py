@@ -171,6 +171,7 @@ def _exchange(one: OpenCall, edit: EditFrame, end: EndFrame) -> Exchange:
         side=one.side,
         outcome=str(end.outcome),
         logprobs_mode=edit.logprobs_mode,
+        n_vocab=edit.n_vocab,
     )
 
 

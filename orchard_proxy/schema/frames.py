@@ -79,7 +79,8 @@ class EditFrame(msgspec.Struct, frozen=True, kw_only=True):
     upstream_stream: bool
     logprobs_mode: str = "none"
     """`raw`, `processed` or `none`, as the engine's probe found it."""
-    system_fingerprint: str | None = None
+    n_vocab: int | None = None
+    """Size of the vocabulary, where the engine tells it: an id beyond it is none."""
 
 
 class HeadFrame(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,8 @@ from orchard_proxy.wire import chat
 ENGINE_PATH = "/v1/chat/completions"
 SSE_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 JSON_HEADERS = {"Content-Type": "application/json"}
+_BEHIND_DONE_S = 0.1
+"""How long an engine may take to close a stream after its [DONE]; a client need not wait for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,7 @@ class Relay:
                 edits=prepared.edits,
                 upstream_stream=prepared.stream,
                 logprobs_mode=in_use.logprobs_mode,
+                n_vocab=in_use.n_vocab,
             )
         )
         async with self._beside(in_use.engine, request) as side, self._kept_alive(request):
@@ -171,18 +174,22 @@ class Relay:
         await self._end_stream(tap, verdict, answer)
 
     async def _follow(self, tap: StreamTap, answer: Answer) -> None:
-        async for chunk in answer.chunks():
-            self._recording.chunk(chunk)
-            if ready := tap.feed(chunk):
-                await self._write(ready, answer.headers)
-            if tap.done:
-                return
+        """Pass the stream on to its end; behind [DONE] only what comes at once still belongs to it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as limit:
+                async for chunk in answer.chunks():
+                    self._recording.chunk(chunk)
+                    if ready := tap.feed(chunk):
+                        await self._write(ready, answer.headers)
+                    if tap.done and limit.when() is None:
+                        limit.reschedule(asyncio.get_running_loop().time() + _BEHIND_DONE_S)
         tap.close()
 
     async def _end_stream(self, tap: StreamTap, verdict: Verdict, answer: Answer) -> None:
-        if verdict.outcome is Outcome.UPSTREAM_CUT:
-            if tap.held:
-                await self._write(tap.held, answer.headers)
+        """Release the end. An answer that its engine did not end gets an error, which must be an event of its own."""
+        if verdict.outcome is Outcome.UPSTREAM_CUT and not tap.done:
+            if self.reply.started and tap.held:
+                await self._write(tap.held + b"\n\n")
             assert verdict.failure is not None
             await self._refuse(502, "upstream_cut", verdict.failure.message)
             return

@@ -31,6 +31,8 @@ class EngineInUse(msgspec.Struct, frozen=True):
     url: str
     logprobs_mode: str
     """`raw`, `processed` or `none`."""
+    n_vocab: int | None = None
+    """Size of the vocabulary, where the engine tells it."""
 
 
 class EngineWatch:
@@ -114,27 +116,22 @@ class EngineWatch:
         logger.info("policy server at %s: %s, log-probabilities %s", found.url, found.engine.name, found.logprobs_mode)
 
     async def _ask(self) -> EngineInUse:
-        plan = probe.probe(await self._model())
+        models = await self._models()
+        plan = probe.probe(_first_model(models))
         request = next(plan)
         while True:
             status, body = await self._upstream.fetch(request.path, request.body)
             try:
                 request = plan.send(probe.ProbeAnswer(status=status, body=body))
             except StopIteration as done:
-                return self._settle(done.value)
+                return self._settle(done.value, probe.n_vocab(models))
 
-    async def _model(self) -> str | None:
-        """Return the first model that the server lists; None where it lists none."""
+    async def _models(self) -> bytes:
+        """Return the answer to GET /v1/models; empty where there is none."""
         status, body = await self._upstream.fetch("/v1/models", None)
-        if status != 200:
-            return None
-        try:
-            models = msgspec.json.decode(body, type=_Models).data
-        except msgspec.MsgspecError:
-            return None
-        return models[0].id if models else None
+        return body if status == 200 else b""
 
-    def _settle(self, found: probe.ProbeResult) -> EngineInUse:
+    def _settle(self, found: probe.ProbeResult, n_vocab: int | None) -> EngineInUse:
         name = found.engine if self._wanted == "auto" else self._wanted
         if name is None or found.engine is None:
             why = "; ".join(found.notes)
@@ -142,7 +139,7 @@ class EngineWatch:
             raise UpstreamError(message, "engine_unknown")
         for note in found.notes:
             logger.info("policy server at %s: %s", self._upstream.url, note)
-        return EngineInUse(registry.get(name), self._upstream.url, found.logprobs_mode)
+        return EngineInUse(registry.get(name), self._upstream.url, found.logprobs_mode, n_vocab)
 
 
 class _Model(msgspec.Struct):
@@ -151,3 +148,11 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model]
+
+
+def _first_model(models: bytes) -> str | None:
+    try:
+        listed = msgspec.json.decode(models, type=_Models).data
+    except msgspec.MsgspecError:
+        return None
+    return listed[0].id if listed else None

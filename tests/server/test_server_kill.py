@@ -13,6 +13,7 @@ from orchard_proxy.record.catalog import Catalog
 
 KILLS = 50
 ADMIN = "kill-test"
+ENDED = ("complete", "length")
 
 
 class Load:
