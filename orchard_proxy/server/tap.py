@@ -14,6 +14,7 @@ from orchard_proxy.schema.enums import Blame, Outcome, Phase
 from orchard_proxy.schema.records import Failure
 from orchard_proxy.wire import sse
 
+_NO_ERROR = (b"null", b"{}", b'""', b"false", b"[]")
 _ABORTED = {"abort": Outcome.UPSTREAM_CUT, "error": Outcome.ENGINE_ERROR}
 
 
@@ -33,6 +34,13 @@ class _Choice(msgspec.Struct):
 class _Answer(msgspec.Struct):
     choices: list[_Choice] | msgspec.UnsetType = msgspec.UNSET
     error: msgspec.Raw | None = None
+    object: str | None = None
+
+    @property
+    def is_error(self) -> bool:
+        """Say whether it is an error, in either of the shapes in use. An empty error member says nothing."""
+        named = self.error is not None and bytes(self.error) not in _NO_ERROR
+        return named or (self.object == "error" and not self.choices)
 
 
 _decoder = msgspec.json.Decoder(_Answer)
@@ -54,11 +62,12 @@ def _peek_leniently(data: bytes) -> _Answer | None:
         return None
     if not isinstance(parsed, dict):
         return None
-    error = parsed.get("error")
+    error, kind = parsed.get("error"), parsed.get("object")
     choices = parsed.get("choices")
     return _Answer(
         choices=[_lenient_choice(item) for item in choices] if isinstance(choices, list) else msgspec.UNSET,
-        error=None if error is None else msgspec.Raw(msgspec.json.encode(str(error))),
+        error=msgspec.Raw(msgspec.json.encode(str(error))) if error else None,
+        object=kind if isinstance(kind, str) else None,
     )
 
 
@@ -90,7 +99,7 @@ def judge_body(status: int, body: bytes) -> Verdict:
         retryable = status >= 500 or status == 429
         return Verdict(Outcome.ENGINE_ERROR, failed(f"http_{status}", _excerpt(body), retryable=retryable))
     answer = peek(body)
-    if answer is not None and answer.error is not None:
+    if answer is not None and answer.is_error:
         return Verdict(Outcome.ENGINE_ERROR, failed("error_in_200", _excerpt(body)))
     if answer is None or not answer.choices:
         refuse = (
@@ -102,6 +111,11 @@ def judge_body(status: int, body: bytes) -> Verdict:
 
 def _excerpt(body: bytes) -> str:
     return body[:300].decode("utf-8", "replace")
+
+
+def _is_torn(event: sse.SseEvent) -> bool:
+    """Say whether an event that no blank line ended is half an event."""
+    return event.data is not None and not sse.is_done(event) and peek(event.data) is None
 
 
 class StreamTap:
@@ -124,8 +138,9 @@ class StreamTap:
         return self._pass(self._parser.feed(chunk))
 
     def close(self) -> None:
-        """Take the end of the stream; a last event without its blank line counts."""
-        self._held.append(self._pass(self._parser.close()))
+        """Take the end of the stream. A last event without its blank line counts if it is whole, else nobody has it."""
+        whole = [event for event in self._parser.close() if not _is_torn(event)]
+        self._held.append(self._pass(whole))
 
     @property
     def held(self) -> bytes:
@@ -173,7 +188,7 @@ class StreamTap:
         if answer is None:
             self._fail(failed("garbage_in_stream", _excerpt(event.data)))
             return
-        if answer.error is not None or event.event == "error":
+        if answer.is_error or event.event == "error":
             self._fail(failed("error_in_stream", _excerpt(event.data)))
             self._holding = True
         for choice in answer.choices or ():
