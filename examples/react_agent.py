@@ -126,8 +126,8 @@ def calculate(expression: str) -> str:
 
 def _value(node: ast.expr) -> float:
     match node:
-        case ast.Constant(value=int() | float()):
-            return node.value
+        case ast.Constant(value=number) if type(number) in (int, float):
+            return number
         case ast.UnaryOp(op=ast.USub()):
             return -_value(node.operand)
         case ast.BinOp() if type(node.op) in OPERATORS:

@@ -22,17 +22,15 @@ from orchard_proxy.schema.records import Call, Choice
 CONTROL_FACTOR = 10
 """A changed id must move a score by more than this many times the bound."""
 
-_NEUTRAL = {
-    "temperature": 1,
-    "top_p": 1,
-    "top_k": (0, -1),
-    "min_p": 0,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "repeat_penalty": 1,
+_STATED: dict[str, tuple[float, ...]] = {"temperature": (1,), "top_p": (1,), "top_k": (0, -1)}
+"""What a request must say, for an engine may have defaults of its own."""
+_ABSENT_OR: dict[str, tuple[float, ...]] = {
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "repeat_penalty": (1,),
 }
-"""Sampling under which the processed distribution is the bare model's."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,15 +126,11 @@ def holds(differences: Sequence[Difference], control: Difference, bound: float) 
 
 
 def _neutral(sampling: msgspec.Raw) -> bool:
+    """Say whether the processed distribution was the bare model's."""
     try:
         asked = msgspec.json.decode(sampling, type=dict[str, object])
     except msgspec.DecodeError:
         return False
-    if asked.get("logit_bias"):
-        return False
-    for name, neutral in _NEUTRAL.items():
-        value = asked.get(name)
-        allowed = neutral if isinstance(neutral, tuple) else (neutral,)
-        if value is not None and value not in allowed:
-            return False
-    return True
+    stated = all(asked.get(name) in neutral for name, neutral in _STATED.items())
+    others = all(asked.get(name) in (None, *neutral) for name, neutral in _ABSENT_OR.items())
+    return stated and others and not asked.get("logit_bias")
