@@ -39,16 +39,16 @@ class Vllm:
         """Ask for ids and log-probabilities; what the client asked itself stays its own."""
         if not request.ok or _is_refused(request):
             return untouched(request)
-        asks_ids = request.value("return_token_ids") is True
         hides_reasoning = request.value("include_reasoning") is False
+        asks_ids = request.value("return_token_ids") is True
         values: dict[str, bytes | None] = {"return_token_ids": TRUE, "logprobs": TRUE}
         if not request.has("top_logprobs"):
             values["top_logprobs"] = b"0"
         if hides_reasoning:
             values["include_reasoning"] = TRUE
         strip = Strip(
-            ids=not asks_ids,
-            logprobs=not request.wants_logprobs,
+            ids=not asks_ids or hides_reasoning,  # hidden reasoning hides both upstream too
+            logprobs=not _shows_logprobs(request) or hides_reasoning,
             empty_chunks=not asks_ids and not request.wants_logprobs,
             reasoning=hides_reasoning,
         )
@@ -85,6 +85,11 @@ def _is_refused(request: ChatRequest) -> bool:
         return True
     top = request.value("top_logprobs")
     return not request.wants_logprobs and not (top is None or (type(top) is int and top == 0))
+
+
+def _shows_logprobs(request: ChatRequest) -> bool:
+    """Say whether the client's own request makes the engine print log-probabilities: not with an explicit null."""
+    return request.wants_logprobs and ("top_logprobs" not in request.members or request.has("top_logprobs"))
 
 
 def _is_flag(request: ChatRequest, key: str) -> bool:

@@ -63,6 +63,19 @@ def test_an_explicit_null_still_gives_logprobs(members):
 
 
 @pytest.mark.parametrize(
+    ("members", "strip"),
+    [
+        (b',"logprobs":true,"top_logprobs":null', Strip(ids=True, logprobs=True)),
+        (b',"logprobs":true,"include_reasoning":false', Strip(ids=True, logprobs=True, reasoning=True)),
+        (b',"return_token_ids":true,"include_reasoning":false', Strip(ids=True, logprobs=True, reasoning=True)),
+    ],
+    ids=["explicit null", "hidden reasoning, logprobs", "hidden reasoning, ids"],
+)
+def test_what_the_engine_would_not_print_is_not_shown_though_asked_for(members, strip):
+    assert prepare(members).strip == strip
+
+
+@pytest.mark.parametrize(
     "members",
     [
         b',"top_logprobs":1',

@@ -156,7 +156,7 @@ class Vllm:
         if self._hides(asked):
             delta = {key: value for key, value in delta.items() if key not in ("reasoning", "reasoning_content")}
         finish = speech.finish if last else None
-        if not delta and finish is None and not (asked.get("return_token_ids") or self._logprobs([token], asked)):
+        if not delta and finish is None and not (asked.get("return_token_ids") or asked.get("logprobs")):
             return ""
         return self._chunk(delta, index, asked, token, finish=finish, stop_reason=speech.stop_reason)
 
