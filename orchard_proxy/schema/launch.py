@@ -4,6 +4,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from orchard_proxy.schema.enums import Blame, Phase
+from orchard_proxy.schema.records import Failure
 from orchard_proxy.schema.sandbox import ExecResult, Mount
 
 
@@ -55,6 +57,22 @@ class HarnessResult(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class HarnessError(Exception):
+    """A harness cannot be found, installed or launched. `failure` goes into the rollout's row as it is."""
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        blame: Blame = Blame.CLIENT,
+        phase: Phase = Phase.LAUNCH,
+        retryable: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.failure = Failure(code=code, blame=blame, phase=phase, retryable=retryable, message=message)
+
+
 class Harness(Protocol):
     """One harness, ready to be launched."""
 
@@ -69,11 +87,11 @@ class Harness(Protocol):
         ...
 
     async def install(self) -> None:
-        """Put it into the cache, if it is not there. Raises an error that says what failed and what to do."""
+        """Put it into the cache, if it is not there. Raises HarnessError that says what failed and what to do."""
         ...
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
-        """Say how to launch it. Pure."""
+        """Say how to launch it. Pure. Raises HarnessError, e.g. for a prompt that no command line can hold."""
         ...
 
     def result(self, plan: LaunchPlan, run: ExecResult, written: bytes | None) -> HarnessResult:
