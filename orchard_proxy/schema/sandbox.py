@@ -35,13 +35,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One isolated machine. Writable are workdir, home, /tmp and `scratch`, and nothing else unless a rootfs is given."""
+    """One isolated machine. Writable are workdir, home, /tmp and `scratch`; with a rootfs, all of it."""
 
     sandbox_id: str
     workdir: str = "/workspace"
     home: str = "/home/agent"
     scratch: list[str] = []
-    """Further folders that are writable, made if absent and empty at the start (`/tests` and `/logs` of a Harbor task)."""
+    """Further folders that are writable and empty at the start, such as `/tests` and `/logs` of a Harbor task."""
     env: dict[str, str] = {}
     mounts: list[Mount] = []
     rootfs: str | None = None
