@@ -55,8 +55,10 @@ def conversations() -> Iterator[str]:
             "query": f"the {word} of France",
         }
         yield json.dumps({"name": word, "arguments": arguments, "description": f"The {word} to use.", "type": "object"})
-        yield f"user\nWhat is the {word}? Answer in one sentence.\nassistant\nThought: I need the {word}.\nAction: {word}\n"
-        yield f"Observation: the {word} is here.\nFinal Answer: I think that the {word} is the right one.\nsystem\ntool\n"
+        yield f"user\nWhat is the {word}? Answer in one sentence.\n"
+        yield f"assistant\nThought: I need the {word}.\nAction: {word}\n"
+        yield f"Observation: the {word} is here.\n"
+        yield f"Final Answer: I think that the {word} is the right one.\nsystem\ntool\n"
         yield f"$ cat {word}.py | grep -n import\n$ git commit -m 'Fix the {word}'\nNo such file or directory\n"
 
 
