@@ -132,13 +132,14 @@ class ControlPlane:
         return web.json_response({"rollout_id": rollout_id, "api_key": key, "base_urls": urls}, status=status)
 
     async def _list(self, request: web.Request) -> web.Response:
-        await self._reading.caught_up(_wait_s(request, default=2.0))
+        derived = await self._reading.caught_up(_wait_s(request, default=2.0))
         rollouts = await self._reading.rollouts(
             wanted=Filter(**{name: request.query.get(name) for name in ("status", "group_id", "task_id", "run_id")}),
             after=request.query.get("after"),
             limit=_integer(request, "limit", default=100, most=1000),
         )
-        return web.json_response({"rollouts": [render.rollout(rollout) for rollout in rollouts]})
+        listed = [render.rollout(rollout) for rollout in rollouts]
+        return web.json_response({"rollouts": listed, "derived": derived})
 
     async def _show(self, request: web.Request) -> web.Response:
         entry = self._entry(request)
