@@ -69,7 +69,7 @@ def _from_json(result: Result, document: Any) -> HarnessResult:
     else:
         completed = found and answer not in (None, "")
         why = said or f"there is nothing at {result.answer or 'the answer'}"
-    text = None if answer is None else _as_text(answer)
+    text = None if answer is None else _as_text(answer).strip()
     return HarnessResult(completed=completed, answer=text, detail=_short(said if completed else why))
 
 

@@ -23,7 +23,7 @@ import openai
 Message = dict[str, Any]
 
 TOOLS_SYSTEM = """\
-You solve tasks on a Linux machine. You have one tool, `shell`, which runs a command in the folder of the task and gives
+You solve tasks on a Linux machine. You have one tool, `bash`, which runs a command in the folder of the task and gives
 you its output. Each command runs in a shell of its own. Look before you change anything, and check your work. When you
 are done, answer without a tool call: your answer is the result.
 """
@@ -31,16 +31,16 @@ TEXT_SYSTEM = """\
 You solve tasks on a Linux machine, step by step. Write a thought, then one action, then wait:
 
 Thought: what to do next
-Action: shell[the command]
+Action: bash[the command]
 
 You get what the command printed as `Observation: ...`. When you are done, write your result instead of an action:
 
 Answer: the result
 """
-SHELL_TOOL = {
+BASH_TOOL = {
     "type": "function",
     "function": {
-        "name": "shell",
+        "name": "bash",
         "description": "Run a shell command in the folder of the task. Gives its output and its exit status.",
         "parameters": {
             "type": "object",
@@ -49,7 +49,7 @@ SHELL_TOOL = {
         },
     },
 }
-ACTION = re.compile(r"^Action: *shell\[", re.MULTILINE)
+ACTION = re.compile(r"^Action: *bash\[", re.MULTILINE)
 ANSWER = re.compile(r"^Answer: *(.*)", re.MULTILINE | re.DOTALL)
 MOST_OUTPUT = 16_000
 """Characters of a command's output that the model sees: head and tail."""
@@ -99,7 +99,7 @@ class Agent:
         """Make one call; return the assistant's message to echo, and whether it was cut."""
         request: dict[str, Any] = {"model": self.options.model, "messages": self.messages}
         if not self.as_text:
-            request["tools"] = [SHELL_TOOL]
+            request["tools"] = [BASH_TOOL]
         if self.options.max_tokens:
             request["max_tokens"] = int(self.options.max_tokens)
         if self.options.temperature:
@@ -123,8 +123,8 @@ class Agent:
     def use(self, call: dict[str, Any]) -> str:
         """Do one tool call; a mistake of the model is an observation, too."""
         function = call["function"]
-        if function["name"] != "shell":
-            return f"There is no tool {function['name']!r}; there is shell."
+        if function["name"] != "bash":
+            return f"There is no tool {function['name']!r}; there is bash."
         try:
             command = json.loads(function["arguments"])["command"]
         except (ValueError, KeyError, TypeError):
@@ -179,7 +179,7 @@ def echo(message: Any) -> Message:
 
 
 def text_action(content: str) -> str | None:
-    """Return the command of the first `Action: shell[...]`: up to the bracket that closes it, else to the last one."""
+    """Return the command of the first `Action: bash[...]`: up to the bracket that closes it, else to the last one."""
     start = ACTION.search(content)
     if start is None:
         return None
