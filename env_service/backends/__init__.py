@@ -1,0 +1,1 @@
+"""Back ends: one kind of sandbox each."""
