@@ -17,6 +17,7 @@ class Said:
 
     pieces: list[bytes | None]
     status: int = 200
+    """0: the connection is closed without a byte."""
     content_type: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
     before_head_s: float = 0.0
@@ -117,7 +118,7 @@ class ScriptedEngine:
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
-        return not said.close_after and None not in said.pieces
+        return bool(said.status) and not said.close_after and None not in said.pieces
 
     async def _watch(self, reader, heard):
         with contextlib.suppress(ConnectionError):
@@ -135,6 +136,9 @@ class ScriptedEngine:
 
     async def _answer(self, writer, said: Said) -> None:
         await asyncio.sleep(said.before_head_s)
+        if not said.status:
+            writer.transport.abort()
+            return
         headers = {"content-type": said.content_type, "transfer-encoding": "chunked", **said.headers}
         lines = [f"HTTP/1.1 {said.status} Said", *(f"{k}: {v}" for k, v in headers.items())]
         writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())

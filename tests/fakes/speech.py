@@ -200,7 +200,7 @@ class LlamaCpp:
         if not (asked.get("logprobs") is True and asked.get("top_logprobs", 1)) and not asked.get("n_probs"):
             return {}
         entries = [
-            {"id": t.id, "token": t.text, "bytes": list(t.text.encode()), "logprob": t.logprob, "top_logprobs": []}
+            {"id": t.id, "token": t.text, "bytes": list(t.text.encode()[:99]), "logprob": t.logprob, "top_logprobs": []}
             for t in tokens
         ]
         return {"logprobs": {"content": entries}}
