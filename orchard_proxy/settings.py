@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ from orchard_proxy.schema.enums import UpstreamStream
 
 ENV_PREFIX = "ORCHARD_"
 MIB = 1024 * 1024
+_TABLES = frozenset({"run", "serve"})
+_T = TypeVar("_T")
 
 
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,6 +39,9 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     port_file: str | None = None
     uds: str | None = None
     """Unix socket that serves the data plane only; what a sandbox gets."""
+    uds_fd: int | None = None
+    """The same, as a listening socket that was inherited: it outlives this process, so that a starter who holds it can
+    start another one on it and what connected in between only waits."""
     open: bool = False
     admin_key: str | None = None
     durability: Literal["process", "power"] = "process"
@@ -56,18 +61,42 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How long a stopping proxy lets calls finish."""
 
 
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `orchard run` may be told beside its flags; the table `[run]`. None: the default, or the resumed run's."""
+
+    harness: str | None = None
+    model: str | None = None
+    n: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    concurrency: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    retries: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    rootfs: str | None = None
+    proxy: str | None = None
+    admin_key: str | None = None
+    """Of `proxy`. Better in ORCHARD_RUN__ADMIN_KEY than in a flag, which every user of the machine can see."""
+
+
 def load_serve(flags: Mapping[str, Any], *, config: Path | None = None) -> ServeSettings:
     """Merge the file, the environment and the flags that were given (None: not given).
 
     Raises UsageError that names the key and where it came from.
     """
-    merged = _from_file(config, "serve")
-    merged |= _from_environment(os.environ, "serve")
+    return _load(ServeSettings, "serve", flags, config)
+
+
+def load_run(flags: Mapping[str, Any], *, config: Path | None = None) -> RunSettings:
+    """Merge the settings of `orchard run`, like `load_serve`."""
+    return _load(RunSettings, "run", flags, config)
+
+
+def _load(kind: type[_T], table: str, flags: Mapping[str, Any], config: Path | None) -> _T:
+    merged = _from_file(config, table)
+    merged |= _from_environment(os.environ, table)
     merged |= {name: value for name, value in flags.items() if value is not None}
     try:
-        return msgspec.convert(merged, ServeSettings, strict=False)
+        return msgspec.convert(merged, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"setting of serve is not valid: {error}") from error
+        raise UsageError(f"setting of {table} is not valid: {error}") from error
 
 
 def _from_file(config: Path | None, table: str) -> dict[str, Any]:
@@ -80,9 +109,11 @@ def _from_file(config: Path | None, table: str) -> dict[str, Any]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from error
-    unknown = sorted(set(parsed) - {"serve"})
+    unknown = sorted(set(parsed) - _TABLES)
     if unknown:
-        raise UsageError(f"{path}: unknown table [{unknown[0]}]; known: [serve]")
+        raise UsageError(
+            f"{path}: unknown table [{unknown[0]}]; known: {', '.join(map('[{}]'.format, sorted(_TABLES)))}"
+        )
     return dict(parsed.get(table, {}))
 
 

@@ -18,6 +18,7 @@ from orchard_proxy.errors import OrchardError, UsageError
 
 VERBS: dict[str, tuple[str, str]] = {
     "serve": ("orchard_proxy.cli.serve", "Run the recording proxy in front of a policy server."),
+    "run": ("orchard_proxy.cli.run", "Run tasks through a harness in sandboxes, graded."),
     "derive": ("orchard_proxy.cli.derive", "Fill the catalog from the journal, or rebuild it."),
     "rollouts": ("orchard_proxy.cli.rollouts", "List recorded rollouts, or show one call by call."),
     "export": ("orchard_proxy.cli.export", "Write rollouts, calls and samples as Parquet."),

@@ -27,6 +27,7 @@ from orchard_proxy.settings import load_serve
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on, 0 for a free one. [8000]")
 @click.option("--port-file", help="Write the port here once listening.")
 @click.option("--uds", help="Unix socket that serves the data plane only.")
+@click.option("--uds-fd", type=int, hidden=True, help="The same, as an inherited listening socket.")
 @click.option("--open", "open_", is_flag=True, default=None, help="Any API key names a rollout. Loopback only.")
 @click.option("--admin-key", help="Key of the control plane. [DATA/admin.key, made if absent]")
 @click.option(

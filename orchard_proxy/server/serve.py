@@ -93,7 +93,7 @@ async def running(settings: ServeSettings) -> AsyncIterator[Served]:
         ]
         app = full_app(data, control, probes, max_body_bytes=settings.max_body_bytes)
         port = await _listen(stack, app, settings)
-        if settings.uds is not None:
+        if settings.uds is not None or settings.uds_fd is not None:
             await _listen_unix(stack, data_app(data, max_body_bytes=settings.max_body_bytes), settings)
         stack.callback(stopping.set)
         yield Served(f"http://{_in_url(settings.host)}:{port}", port, admin_key, data_dir)
@@ -157,10 +157,12 @@ async def _listen(stack: AsyncExitStack, app: web.Application, settings: ServeSe
 
 
 async def _listen_unix(stack: AsyncExitStack, app: web.Application, settings: ServeSettings) -> None:
-    assert settings.uds is not None
-    path = _free_socket(Path(settings.uds))
     runner = await _runner(stack, app, settings)
-    await web.UnixSite(runner, str(path), backlog=4096).start()
+    if settings.uds_fd is not None:
+        await web.SockSite(runner, socket.socket(fileno=settings.uds_fd), backlog=4096).start()
+    if settings.uds is not None:
+        path = _free_socket(Path(settings.uds))
+        await web.UnixSite(runner, str(path), backlog=4096).start()
 
 
 def _folder(data: str) -> Path:

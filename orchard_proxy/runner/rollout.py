@@ -1,0 +1,285 @@
+"""One rollout from its creation to its finish: create, launch, watch, grade, finish.
+
+Invariant: a rollout that was created is finished, with a reward or with a failure that says code, blame and phase,
+whatever happens in between; only the death of this process can leave one running, and `--resume` finishes that.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+
+from orchard_proxy.errors import OrchardError
+from orchard_proxy.runner import grading, plan, verdict
+from orchard_proxy.runner.control import ControlClient
+from orchard_proxy.runner.grading import Graded
+from orchard_proxy.runner.plan import Job, RunPlan
+from orchard_proxy.runner.proxy import Proxy
+from orchard_proxy.schema.enums import Blame, Phase, RolloutStatus
+from orchard_proxy.schema.launch import Harness, HarnessError, HarnessResult, LaunchPlan, LaunchRequest
+from orchard_proxy.schema.records import Failure
+from orchard_proxy.schema.sandbox import ExecResult, Limits, Sandbox, SandboxBackend, SandboxError, SandboxSpec
+
+logger = logging.getLogger(__name__)
+
+BASE_URL = "http://127.0.0.1:8080/v1"
+WORKDIR, HOME = "/workspace", "/home/agent"
+_TAIL_CHARS = 2000
+_ANSWER_CHARS = 20_000
+_ABORT_PATIENCE_S = 5.0
+
+
+class House(msgspec.Struct, frozen=True, kw_only=True):
+    """What all rollouts of a run share."""
+
+    plan: RunPlan
+    control: ControlClient
+    proxy: Proxy
+    backend: SandboxBackend
+    harness: Harness
+    limits: Limits = Limits()
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt ended."""
+
+    rollout_id: str
+    status: RolloutStatus
+    reward: float | None = None
+    rewards: dict[str, float] = {}
+    failure: Failure | None = None
+    metadata: dict[str, Any] = {}
+
+
+class Attempt:
+    """One attempt at one slot."""
+
+    def __init__(self, house: House, job: Job) -> None:
+        self._house = house
+        self._job = job
+        self._task = job.slot.task
+        self._phase = Phase.CREATE
+        self._key = ""
+        self.rollout_id = plan.rollout_id(house.plan.run_id, job)
+
+    async def run(self) -> Ended:
+        """Run the attempt. Raises what ends the whole run: the proxy is lost, or we are cancelled."""
+        try:
+            created = await self._house.control.create(self.rollout_id, **self._fields())
+            self._key = created.api_key
+            ended = await self._judged()
+        except asyncio.CancelledError:
+            await self._finish_quickly(self._aborted())
+            raise
+        try:
+            await self._finish(ended)
+        except asyncio.CancelledError:
+            await self._finish_quickly(ended)
+            raise
+        return ended
+
+    async def _finish(self, ended: Ended, *, patience_s: float | None = None) -> None:
+        await self._house.control.finish(
+            self.rollout_id,
+            status=ended.status,
+            reward=ended.reward,
+            rewards=ended.rewards,
+            metadata=ended.metadata,
+            failure=ended.failure,
+            patience_s=patience_s,
+        )
+
+    async def _finish_quickly(self, ended: Ended) -> None:
+        """Finish while somebody waits for us to stop."""
+        try:
+            await self._finish(ended, patience_s=_ABORT_PATIENCE_S)
+        except OrchardError as error:
+            logger.warning("rollout %s stays open until --resume: %s", self.rollout_id, error)
+
+    def _fields(self) -> dict[str, Any]:
+        run, task = self._house.plan, self._task
+        metadata = {"sample": self._job.slot.sample, "task": task.metadata}
+        return {
+            "group_id": plan.group_id(run.run_id, task),
+            "task_id": task.task_id,
+            "attempt": self._job.attempt,
+            "run_id": run.run_id,
+            "harness": run.harness,
+            "harness_version": run.harness_version,
+            "model": run.model,
+            "metadata": metadata | ({"warnings": task.warnings} if task.warnings else {}),
+        }
+
+    async def _judged(self) -> Ended:
+        """Do the work; what goes wrong becomes a failure of this rollout."""
+        try:
+            return await self._work()
+        except (SandboxError, HarnessError) as error:
+            return self._ended(error.failure)
+        except OrchardError:
+            raise
+        except Exception as error:  # A bug of ours in one rollout must not take a thousand others with it.
+            logger.exception("rollout %s", self.rollout_id)
+            return self._ended(self._failure("internal_error", Blame.INFRA, f"{type(error).__name__}: {error}"))
+
+    async def _work(self) -> Ended:
+        launch = self._house.harness.plan(self._request())
+        sandbox = await self._house.backend.create(self._spec(launch))
+        try:
+            self._phase = Phase.SETUP
+            if failure := await self._set_up(sandbox, launch):
+                return self._ended(failure)
+            return await self._run(sandbox, launch)
+        finally:
+            await self._close(sandbox)
+
+    async def _close(self, sandbox: Sandbox) -> None:
+        """Close the sandbox; that it cannot be removed changes nothing of how the rollout ended."""
+        try:
+            await sandbox.close()
+        except SandboxError as error:
+            logger.warning("rollout %s: %s", self.rollout_id, error)
+
+    def _request(self) -> LaunchRequest:
+        task = self._task
+        return LaunchRequest(
+            prompt=task.prompt,
+            model=self._house.plan.model,
+            base_url=BASE_URL,
+            api_key=self._key,
+            workdir=task.workdir or WORKDIR,
+            home=HOME,
+            timeout_s=task.timeout_s or self._house.plan.timeout_s,
+        )
+
+    def _spec(self, launch: LaunchPlan) -> SandboxSpec:
+        task, limits = self._task, self._house.limits
+        if task.memory_bytes is not None:
+            limits = msgspec.structs.replace(limits, memory_bytes=task.memory_bytes)
+        return SandboxSpec(
+            sandbox_id=self.rollout_id,
+            workdir=task.workdir or WORKDIR,
+            home=HOME,
+            scratch=task.scratch,
+            env=task.env,
+            mounts=launch.mounts,
+            rootfs=task.rootfs or self._house.plan.rootfs,
+            proxy_socket=str(self._house.proxy.socket),
+            limits=limits,
+        )
+
+    async def _set_up(self, sandbox: Sandbox, launch: LaunchPlan) -> Failure | None:
+        """Write what task and harness bring, run the setup command; return why that failed."""
+        if failure := await self._bring(sandbox):
+            return failure
+        if self._task.setup is not None:
+            run = await sandbox.exec(self._task.setup, timeout_s=self._task.setup_timeout_s, cwd=sandbox.spec.workdir)
+            if run.timed_out:
+                return self._failure("setup_timeout", Blame.TASK, f"still running after {run.duration_s:.0f} s")
+            if not run.ok:
+                said = self._text(run.stdout + run.stderr)[-500:]
+                return self._failure("setup_failed", Blame.TASK, f"exit code {run.exit_code}: {said}")
+            await sandbox.kill_all()
+        for file in launch.files:
+            await sandbox.write(file.path, file.content.encode(), mode=file.mode)
+        return None
+
+    async def _bring(self, sandbox: Sandbox) -> Failure | None:
+        """Put the task's files in place. A path that the sandbox refuses is the task's fault."""
+        try:
+            for upload in self._task.uploads:
+                await sandbox.upload(upload.source, upload.target)
+            for path, text in self._task.files.items():
+                target = grading.in_workdir(sandbox, path)
+                await sandbox.write(target, text.encode(), mode=grading.mode_of(text))
+        except SandboxError as error:
+            if error.failure.retryable:
+                raise
+            return self._failure("bad_file", Blame.TASK, str(error))
+        return None
+
+    async def _run(self, sandbox: Sandbox, launch: LaunchPlan) -> Ended:
+        self._phase = Phase.LAUNCH
+        generation = self._house.proxy.generation
+        run = await sandbox.exec(
+            launch.argv,
+            timeout_s=launch.timeout_s,
+            env=launch.env,
+            cwd=sandbox.spec.workdir,
+            stdin=launch.stdin.encode(),
+        )
+        self._phase = Phase.RUN
+        await sandbox.kill_all()  # From here on nothing of the agent is alive.
+        result = self._house.harness.result(launch, run, await self._written(sandbox, launch))
+        failure = verdict.failure_of_run(run, result, launch.timeout_s)
+        if failure is not None:
+            failure = await self._reassigned(failure, restarted=self._house.proxy.generation != generation)
+        graded = Graded()
+        if verdict.is_graded(failure) and self._task.grade is not None:
+            self._phase = Phase.GRADE
+            graded = await grading.grade(sandbox, self._task.grade, result.answer)
+        self._phase = Phase.FINISH
+        return Ended(
+            rollout_id=self.rollout_id,
+            status=verdict.status_of(failure or graded.failure),
+            reward=graded.reward,
+            rewards=graded.rewards,
+            failure=failure or graded.failure,
+            metadata=self._told(run, result, graded),
+        )
+
+    async def _written(self, sandbox: Sandbox, launch: LaunchPlan) -> bytes | None:
+        if not launch.result_from.startswith("file"):
+            return None
+        try:
+            return await sandbox.read(launch.result_path)
+        except SandboxError as error:
+            if error.failure.retryable:
+                raise
+            return None
+
+    async def _reassigned(self, failure: Failure, *, restarted: bool) -> Failure:
+        control = self._house.control
+        if restarted:
+            return verdict.reassigned(failure, [], proxy_restarted=True, not_ready=None)
+        calls = await control.calls(self.rollout_id)
+        return verdict.reassigned(failure, calls, proxy_restarted=False, not_ready=await control.ready())
+
+    def _told(self, run: ExecResult, result: HarnessResult, graded: Graded) -> dict[str, Any]:
+        """Return what a person needs who asks how it came to this end."""
+        harness: dict[str, Any] = {
+            "exit_code": run.exit_code,
+            "signal": run.signal,
+            "timed_out": run.timed_out,
+            "duration_s": round(run.duration_s, 3),
+            "lingering": run.lingering,
+        }
+        if not result.completed:
+            harness |= {
+                "detail": _printable(result.detail),
+                "stdout": self._text(run.stdout),
+                "stderr": self._text(run.stderr),
+            }
+        answer = None if result.answer is None else _printable(result.answer)[:_ANSWER_CHARS]
+        told: dict[str, Any] = {"answer": answer, "harness_run": harness}
+        return told | ({"grade": graded.detail} if graded.detail else {})
+
+    def _text(self, output: bytes) -> str:
+        """Return the end of an output, without the key that a harness may have printed."""
+        return output.decode(errors="replace").replace(self._key, "[key]")[-_TAIL_CHARS:]
+
+    def _failure(self, code: str, blame: Blame, message: str, *, retryable: bool = False) -> Failure:
+        return Failure(code=code, blame=blame, phase=self._phase, retryable=retryable, message=message)
+
+    def _ended(self, failure: Failure) -> Ended:
+        return Ended(rollout_id=self.rollout_id, status=RolloutStatus.FAILED, failure=failure)
+
+    def _aborted(self) -> Ended:
+        failure = self._failure("interrupted", Blame.INFRA, "the run was stopped", retryable=True)
+        return Ended(rollout_id=self.rollout_id, status=RolloutStatus.ABORTED, failure=failure)
+
+
+def _printable(text: str) -> str:
+    """Return text that JSON can hold: a lone surrogate cannot be written as UTF-8."""
+    return text.encode("utf-8", "replace").decode()
