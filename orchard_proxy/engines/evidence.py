@@ -36,15 +36,16 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 def read_ids(values: Any, n_vocab: int | None = None) -> Int32s | Refused:
-    """Pack token ids: whole numbers from 0 to below the vocabulary's size (int32 where that is not known)."""
+    """Pack token ids: whole numbers from 0 to below the vocabulary's size, or 2**24 where that is not known."""
     if not isinstance(values, list) or not set(map(type, values)) <= {int}:
         return Refused("id_not_int")
     try:
         packed = pack_ids(values)
     except OverflowError:
         return Refused("id_out_of_range")
-    negative = not packed[ITEM_BYTES - 1 :: ITEM_BYTES].isascii()  # a sign bit is set: told without a loop
-    if negative or (n_vocab is not None and max(values, default=0) >= n_vocab):
+    # A highest byte that is not 0 is a sign, or beyond any vocabulary there is: told without a loop.
+    beyond = packed[ITEM_BYTES - 1 :: ITEM_BYTES].strip(b"\0")
+    if beyond or (n_vocab is not None and max(values, default=0) >= n_vocab):
         return Refused("id_out_of_range")
     return packed
 

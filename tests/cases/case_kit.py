@@ -5,9 +5,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import openai
 import pytest
-from fakes.engine import Heard, ScriptedEngine
+from fakes.engine import Heard, ScriptedEngine, whole
 from proxy import proxy_before
 
 from orchard_proxy.assemble import samples
@@ -19,8 +20,12 @@ from orchard_proxy.schema.frames import FinishFrame
 from orchard_proxy.schema.packed import count, unpack_floats, unpack_ids
 from orchard_proxy.schema.records import Accounting, Call, Choice, Rollout, Sample
 from orchard_proxy.server import render
+from orchard_proxy.server.serve import running
+from orchard_proxy.settings import ServeSettings
 from orchard_proxy.wire import sse
 
+ADMIN = "the-admin-key-of-these-tests"
+CHAT = "/v1/chat/completions"
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 ASK_STREAM = {**ASK, "stream": True}
 BOTH_WAYS = pytest.mark.parametrize("ask", [ASK, ASK_STREAM], ids=["whole", "stream"])
@@ -50,6 +55,53 @@ def direct(speaker, ask: dict) -> bytes:
     """Return what a client gets that calls the engine itself."""
     said = speaker.say(Heard("POST", "/v1/chat/completions", {}, dumps(ask)))
     return b"".join(said.pieces)
+
+
+class Control:
+    """Speaks to a whole server as the runner and a harness do."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, engine: ScriptedEngine) -> None:
+        self.session, self.url, self.engine = session, url, engine
+
+    async def send(self, method: str, path: str, body=None, **headers: str) -> tuple[int, bytes]:
+        data = dumps(body) if isinstance(body, dict) else body
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.session.request(method, self.url + path, data=data, headers=named) as answer:
+            return answer.status, await answer.read()
+
+    async def admin(self, method: str, path: str, body=None) -> tuple[int, dict]:
+        status, answer = await self.send(method, path, body, Authorization=f"Bearer {ADMIN}")
+        return status, json.loads(answer, parse_constant=pytest.fail)
+
+    async def call(self, key: str, ask: dict = ASK) -> int:
+        return (await self.send("POST", CHAT, ask, Authorization=f"Bearer {key}"))[0]
+
+    async def create(self, rollout_id: str, **more) -> str:
+        status, made = await self.admin("POST", "/rollouts", {"rollout_id": rollout_id, **more})
+        assert status in (200, 201), made
+        return made["api_key"]
+
+    @property
+    def generations(self) -> int:
+        """How often the engine was asked, its probes left out."""
+        return len(
+            [heard for heard in self.engine.heard if heard.path == CHAT and b"Name any animal" not in heard.body]
+        )
+
+
+@asynccontextmanager
+async def whole_server(say, data_dir: Path, **settings):
+    """The server as `orchard serve` makes it, in this process, its deriver a child; before a scripted engine."""
+
+    def answer(heard: Heard):
+        if heard.path == "/v1/models":
+            return whole({"object": "list", "data": [{"id": "m"}]})
+        return getattr(say, "say", say)(heard)
+
+    async with ScriptedEngine(answer) as engine, aiohttp.ClientSession() as session:
+        known = {"upstream": engine.url, "data": str(data_dir), "port": 0, "admin_key": ADMIN, "drain_s": 0.5}
+        async with running(ServeSettings(**{**known, **settings})) as served:
+            yield Control(session, served.url, engine)
 
 
 @asynccontextmanager

@@ -31,8 +31,8 @@ ADMIN = "the-admin-key-of-these-tests"
 class FixedEngine:
     """Stands for EngineWatch where a test says what the engine is."""
 
-    def __init__(self, name: str, url: str) -> None:
-        self.known = EngineInUse(get(name), url, "raw")
+    def __init__(self, name: str, url: str, n_vocab: int | None = None) -> None:
+        self.known = EngineInUse(get(name), url, "raw", n_vocab)
         self.suspected = 0
         self.absent = False
 
@@ -129,11 +129,12 @@ async def proxy_before(
     silence_s: float = 60.0,
     side_timeout_s: float = 5.0,
     drain_s: float = 0.2,
+    n_vocab: int | None = None,
 ):
     journal = Journal.open(data_dir)
     upstream = HttpUpstream(engine_url, key="upstream-secret", connect_s=2.0, silence_s=silence_s)
     async with journal, upstream, aiohttp.ClientSession(auto_decompress=False) as session:
-        engines = FixedEngine(engine, engine_url)
+        engines = FixedEngine(engine, engine_url, n_vocab)
         registry = Registry(open_mode=open_mode, admin_sha256="")
         stopping = asyncio.Event()
         metrics = Metrics()
