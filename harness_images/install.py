@@ -12,6 +12,7 @@ next installer waits until the orphaned pip has ended, and begins afresh.
 import asyncio
 import contextlib
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
@@ -25,7 +26,7 @@ import msgspec
 
 from harness_images import disk, interpreters
 from harness_images.disk import Installed, cache_dir
-from harness_images.fields import Manifest
+from harness_images.fields import Install, Manifest
 from harness_images.interpreters import Interpreter
 from orchard_proxy.schema.enums import Blame, Phase
 from orchard_proxy.schema.launch import HarnessError
@@ -45,7 +46,17 @@ OFFLINE = (
     "ProxyError",
 )
 """What pip prints when it cannot reach an index."""
-UNWANTED = ("PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_VIRTUALENV", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+UNWANTED = (
+    "PIP_TARGET",
+    "PIP_PYTHON",
+    "PIP_PREFIX",
+    "PIP_USER",
+    "PIP_REQUIRE_VIRTUALENV",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    ,
+)
 """Variables of the caller that would send packages elsewhere; its indexes and certificates stay."""
 
 
@@ -106,17 +117,22 @@ async def _build(
     await asyncio.to_thread(disk.empty, target)
     wants = manifest.install
     if interpreter is not None:
-        python = target / "bin" / "python"
-        await _run([interpreter.executable, "-I", "-m", "venv", str(target)], manifest, target, lock)
-        constraints = ["-c", str(source / wants.constraints)] if wants.constraints else []
-        await _run(
-            [str(python), "-I", "-m", "pip", "install", *PIP_OPTIONS, *constraints, *wants.packages],
-            manifest,
-            target,
-            lock,
-        )
+        for command in _pip_steps(interpreter, target, wants, source):
+            await _run(command, manifest, target, lock)
     await asyncio.to_thread(_copy, wants.files, source, target)
     return await asyncio.to_thread(disk.publish, target, python_prefix=interpreter.prefix if interpreter else "")
+
+
+def _pip_steps(interpreter: Interpreter, target: Path, wants: Install, source: Path) -> list[list[str]]:
+    """Return the commands that make the environment: with our own pip where there is one, which spares seconds."""
+    python = str(target / "bin" / "python")
+    venv = [interpreter.executable, "-I", "-m", "venv", str(target)]
+    pip = [python, "-I", "-m", "pip"]
+    if importlib.util.find_spec("pip"):
+        venv.append("--without-pip")
+        pip = [sys.executable, "-I", "-m", "pip", f"--python={python}"]
+    constraints = [f"--constraint={source / wants.constraints}"] if wants.constraints else []
+    return [venv, [*pip, "install", *PIP_OPTIONS, *constraints, *wants.packages]]
 
 
 def _copy(names: list[str], source: Path, target: Path) -> None:
