@@ -55,7 +55,6 @@ UNWANTED = (
     "PYTHONPATH",
     "PYTHONHOME",
     "VIRTUAL_ENV",
-    ,
 )
 """Variables of the caller that would send packages elsewhere; its indexes and certificates stay."""
 
