@@ -41,17 +41,18 @@ class Execution:
         self._quiet_at = self._drained_at = 0.0
 
     def _start(self, command: shim.Command, stdin: bytes, output_bytes: int) -> None:
-        with contextlib.ExitStack() as theirs:
-            pipes = [self._pipe(theirs, mine) for mine in (1, 0, 0, 0, 1)]
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            pipes = [self._pipe(theirs, ours, mine) for mine in (1, 0, 0, 0, 1)]
             (self._stdin, for_stdin), (out, for_out), (err, for_err), (report, for_report), (control, for_control) = (
                 pipes
             )
             pid = os.fork()
             if pid == 0:
                 shim.run(command, (for_stdin, for_out, for_err), for_report, for_control)
+            ours.pop_all()
         self.shim: int | None = pid
         self._control = control
-        self._outputs = (out, err)
+        self._outputs: tuple[int, ...] = (out, err)
         for fd in self._outputs:
             self._captures[fd] = Capture(output_bytes)
             self._selector.register(fd, selectors.EVENT_READ, lambda _mask, fd=fd: self._drain(fd))
@@ -63,9 +64,10 @@ class Execution:
             os.close(self._stdin)
 
     @staticmethod
-    def _pipe(theirs: contextlib.ExitStack, mine: int) -> tuple[int, int]:
-        """Make a pipe whose end `mine` we keep; the other is closed here once the shim has it."""
+    def _pipe(theirs: contextlib.ExitStack, ours: contextlib.ExitStack, mine: int) -> tuple[int, int]:
+        """Make a pipe whose end `mine` we keep, if all goes well; the other is closed here once the shim has it."""
         ends = os.pipe()
+        ours.callback(os.close, ends[mine])
         theirs.callback(os.close, ends[1 - mine])
         os.set_blocking(ends[mine], False)
         return ends[mine], ends[1 - mine]

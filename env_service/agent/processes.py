@@ -65,7 +65,7 @@ def signal_all(pids: Iterable[int], number: int) -> None:
 
 def reap() -> dict[int, int]:
     """Collect every child that ended: pid → wait status."""
-    ended = {}
+    ended: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -87,7 +87,7 @@ def kill_tree(root: int, *, limit_s: float = 10.0) -> dict[int, int]:
     while (fresh := descendants(root) - stopped) and time.monotonic() - start < _STOP_PASSES_S:
         signal_all(fresh, signal.SIGSTOP)
         stopped |= fresh
-    ended = {}
+    ended: dict[int, int] = {}
     while (left := descendants(root)) and time.monotonic() - start < limit_s:
         signal_all(left, signal.SIGKILL)
         ended.update(reap())

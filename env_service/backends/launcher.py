@@ -7,12 +7,11 @@ uid. The staging mounts are seen by nobody else and vanish with the namespace.
 
 from collections.abc import Sequence
 
-from orchard_proxy.schema.sandbox import Mount
-
 STAGE = "/run/orchard/stage"
 ROOT = f"{STAGE}/root"
 
 _SCRIPT = r"""
+umask 022
 mount -t tmpfs -o mode=0755,size=1m,nosuid,nodev orchard-stage "$STAGE"
 while [ "$1" != -- ]; do
   case $1 in
@@ -28,8 +27,8 @@ while [ "$1" != -- ]; do
       mount -t overlay -o "lowerdir=$STAGE/lower,upperdir=$STAGE/writable/upper,workdir=$STAGE/writable/work" \
         orchard-overlay "$STAGE/root"
       shift 3 ;;
-    folder) mkdir -p "$STAGE/root$2"; shift 2 ;;
-    file) mkdir -p "$STAGE/root${2%/*}"; [ -e "$STAGE/root$2" ] || : > "$STAGE/root$2"; shift 2 ;;
+    folder) mkdir -p "$2"; shift 2 ;;
+    file) mkdir -p "${2%/*}"; [ -e "$2" ] || : > "$2"; shift 2 ;;
   esac
 done
 shift
@@ -67,13 +66,13 @@ class Staging:
         self._steps += ["bind", source, place]
         return place
 
-    def root(self, rootfs: str, size_bytes: int, folders: Sequence[str], binds: Sequence[Mount]) -> str:
-        """Make a writable root over a folder, with a place for each mount; give its path."""
+    def root(self, rootfs: str, size_bytes: int, folders: Sequence[str], files: Sequence[str]) -> str:
+        """Make a writable root over a folder, with places for mounts, which only root can make there; give its path."""
         self._steps += ["root", rootfs, str(size_bytes)]
         for folder in folders:
-            self._steps += ["folder", folder]
-        for bind in binds:
-            self._steps += ["folder" if bind.source.endswith("/") else "file", bind.target]
+            self._steps += ["folder", ROOT + folder]
+        for file in files:
+            self._steps += ["file", ROOT + file]
         return ROOT
 
     def argv(self, uid: int, command: Sequence[str]) -> list[str]:

@@ -37,6 +37,12 @@ def _uid_outside(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("Uid:"))
 
 
+def _processes(host: Host, cgroups: Cgroups) -> str:
+    if cgroups.pids:
+        return f"cgroup v{cgroups.version} and rlimit"
+    return "rlimit" if host.counts_processes else "not limited: this needs root, or Linux 5.14"
+
+
 def _enforced(host: Host, cgroups: Cgroups) -> dict[str, str]:
     return {
         "namespaces": "user, pid, mount, net, ipc, uts, cgroup; none inside",
@@ -44,7 +50,7 @@ def _enforced(host: Host, cgroups: Cgroups) -> dict[str, str]:
         "seccomp": f"filter for {host.machine}",
         "network": "none but the proxy socket",
         "memory": f"cgroup v{cgroups.version}, the whole sandbox" if cgroups.memory else "rlimit, each process",
-        "processes": f"cgroup v{cgroups.version} and rlimit" if cgroups.pids else "rlimit",
+        "processes": _processes(host, cgroups),
         "disk": "workdir, home, /tmp in memory, each with a size",
         "bubblewrap": str(host.bwrap),
         "root": "yes: a uid for each sandbox" if host.root else "no",

@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Sequence
 
 _STDERR_BYTES = 4096
 _END_S = 10.0
@@ -23,55 +24,74 @@ def memory_file(name: str, data: bytes) -> int:
 class Launched:
     """bubblewrap and, below it, the supervisor.
 
-    bubblewrap dies with the thread that started it, and the supervisor with bubblewrap: start sandboxes from a thread
-    that lives as long as they do (the one that runs the event loop).
+    bubblewrap dies with the thread that started it, and the supervisor with bubblewrap: the thread that runs the event
+    loop must live as long as its sandboxes do. The end is learned from a pidfd: no thread waits for it.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket, info: int) -> None:
-        self._process = process
+    def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket, info: int) -> None:
         self.control = control
-        self._info = info
-        self._stderr = bytearray()
-        self._reader = asyncio.create_task(self._read_stderr())
         self.pid: int | None = None
         """The supervisor's, on the host."""
+        self._process = process
+        self._info: int | None = info
+        self._said = bytearray()
+        self._ended = asyncio.Event()
+        self._silent = asyncio.Event()
+        assert process.stderr is not None
+        os.set_blocking(process.stderr.fileno(), False)
+        self._pidfd = os.pidfd_open(process.pid)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(process.stderr, self._on_stderr)
+        loop.add_reader(self._pidfd, self._on_end)
 
     @classmethod
-    async def start(cls, argv: Sequence[str], control: socket.socket, info: int, fds: Sequence[int]) -> "Launched":
+    def start(cls, argv: Sequence[str], control: socket.socket, info: int, fds: Sequence[int]) -> "Launched":
         """Run the command with these files open, and nothing of our environment."""
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
+        process = subprocess.Popen(  # noqa: S603 - our own words
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             pass_fds=fds,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
             start_new_session=True,
         )
         return cls(process, control, info)
 
-    async def _read_stderr(self) -> None:
+    def _on_stderr(self) -> None:
         assert self._process.stderr is not None
-        while data := await self._process.stderr.read(65536):
-            self._stderr += data
-            del self._stderr[:-_STDERR_BYTES]
+        try:
+            data = os.read(self._process.stderr.fileno(), 65536)
+        except BlockingIOError:
+            return
+        self._said += data
+        del self._said[:-_STDERR_BYTES]
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._process.stderr)
+            self._process.stderr.close()
+            self._silent.set()
+
+    def _on_end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._process.wait()
+        self._ended.set()
 
     def learn_pid(self) -> None:
         """Read the supervisor's pid, which bubblewrap has written by the time that the supervisor speaks."""
-        self.pid = int(json.loads(os.read(self._info, 4096))["child-pid"])
+        if self._info is None:
+            return
+        os.set_blocking(self._info, False)
+        with contextlib.suppress(BlockingIOError, ValueError):
+            self.pid = int(json.loads(os.read(self._info, 4096))["child-pid"])
         os.close(self._info)
-        self._info = -1
+        self._info = None
 
     async def complaint(self) -> str:
-        """Wait for the end and give what was said on the way."""
+        """Wait a moment for the end, and give what was said on the way."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._reader), 2.0)
-        return self._stderr.decode(errors="replace").strip()
-
-    @property
-    def returncode(self) -> int | None:
-        """How bubblewrap ended; None: it runs."""
-        return self._process.returncode
+            await asyncio.wait_for(self._silent.wait(), 2.0)
+        return self._said.decode(errors="replace").strip()
 
     async def end(self) -> None:
         """Kill it all and wait until it is dead.
@@ -79,35 +99,17 @@ class Launched:
         The supervisor is killed first: it is the init of its namespace, and bubblewrap, its parent, ends only after
         the kernel took down the whole namespace with it.
         """
-        if self.pid is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-        else:
-            self._kill()
+        self.learn_pid()
+        if not self._ended.is_set():
+            self._kill(self.pid or self._process.pid)
         try:
-            await asyncio.wait_for(self._process.wait(), _END_S)
+            await asyncio.wait_for(self._ended.wait(), _END_S)
         except TimeoutError:
-            self._kill()
-            await self._process.wait()
-        await self._reader
-        if self._info >= 0:
-            os.close(self._info)
-            self._info = -1
+            self._kill(self._process.pid)
+            await self._ended.wait()
+        await self._silent.wait()
 
-    def _kill(self) -> None:
+    @staticmethod
+    def _kill(pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-
-
-def plain_env(extra: Mapping[str, str], home: str) -> dict[str, str]:
-    """Give the environment of a command: nothing of the host's."""
-    return {
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "HOME": home,
-        "USER": "agent",
-        "LOGNAME": "agent",
-        "SHELL": "/bin/sh",
-        "LANG": "C.UTF-8",
-        "TMPDIR": "/tmp",  # noqa: S108 - the sandbox's own
-        **extra,
-    }
+            os.kill(pid, signal.SIGKILL)

@@ -21,9 +21,9 @@ class NoSlotError(Exception):
 class Slot:
     """A uid that is ours until `release`."""
 
-    def __init__(self, number: int, path: Path, fd: int, *, stale: bool) -> None:
+    def __init__(self, number: int, uid: int, path: Path, fd: int, *, stale: bool) -> None:
         self.number = number
-        self.uid = UID_BASE + number
+        self.uid = uid
         self.stale = stale
         """A run held it and did not give it back: there may be leftovers."""
         self._path = path
@@ -39,16 +39,26 @@ class Slot:
         self._fd = None
 
 
-def acquire(folder: Path) -> Slot:
-    """Take a free slot."""
+def acquire(folder: Path, first: int = 0) -> Slot:
+    """Take a free slot, looking from `first` on."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for number in range(COUNT):
-        if (slot := take(folder, number)) is not None:
+    base, count = uid_range(Path("/proc/self/uid_map").read_text())
+    for step in range(count):
+        if (slot := take(folder, (first + step) % count, base)) is not None:
             return slot
-    raise NoSlotError(f"all {COUNT} uids from {UID_BASE} are taken")
+    raise NoSlotError(f"all {count} uids from {base} are taken")
 
 
-def take(folder: Path, number: int) -> Slot | None:
+def uid_range(uid_map: str) -> tuple[int, int]:
+    """Choose first uid and number of uids: the range above, or, in a container that has no such uids, some it has."""
+    spans = [(int(start), int(length)) for start, _, length in (line.split() for line in uid_map.splitlines())]
+    if any(start <= UID_BASE and start + length >= UID_BASE + COUNT for start, length in spans):
+        return UID_BASE, COUNT
+    start, length = max(spans, key=lambda span: span[1])
+    return start + length // 2, max(1, length // 4)
+
+
+def take(folder: Path, number: int, base: int = UID_BASE) -> Slot | None:
     """Take this slot, unless it is taken."""
     path = folder / str(number)
     stale = path.exists()
@@ -56,7 +66,7 @@ def take(folder: Path, number: int) -> Slot | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(fd).st_ino == path.stat().st_ino:
-            return Slot(number, path, fd, stale=stale)
+            return Slot(number, base + number, path, fd, stale=stale)
     except (BlockingIOError, FileNotFoundError):
         pass
     os.close(fd)

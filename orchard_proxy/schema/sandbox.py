@@ -68,6 +68,8 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
     stdout_bytes: int = 0
     """All that was written; more than len(stdout) when the middle was left out."""
     stderr_bytes: int = 0
+    oom: bool = False
+    """The kernel killed a process of the sandbox for want of memory meanwhile; False also where that is not counted."""
     lingering: int = 0
     """Processes that the command left running."""
 
