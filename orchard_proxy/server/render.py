@@ -85,5 +85,10 @@ def sample(record: Sample) -> dict[str, Any]:
 
 
 def _json(raw: msgspec.Raw) -> Any:
-    """Read recorded JSON; what a client sent may hold NaN literals, which have no place in ours."""
-    return json.loads(bytes(raw) or b"null", parse_constant=str)
+    """Read recorded JSON; what a client sent may hold NaN, or 1e999, which have no place in ours: they become text."""
+    return json.loads(bytes(raw) or b"null", parse_constant=str, parse_float=_finite)
+
+
+def _finite(number: str) -> float | str:
+    value = float(number)
+    return value if math.isfinite(value) else number
