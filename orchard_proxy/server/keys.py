@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 import msgspec
+from multidict import MultiMapping
 
 KEY_PREFIX = "orch-"
 PATH_PREFIX = "/r/"
@@ -32,20 +33,30 @@ class Carried(msgspec.Struct, frozen=True):
 
 
 def carried(path: str, query: str, headers: Mapping[str, str]) -> Carried:
-    """Find the key. Order: Bearer (or Basic), x-api-key, x-goog-api-key, ?key=, path. Two different keys conflict."""
+    """Find the key. Order: Bearer (or Basic), x-api-key, x-goog-api-key, ?key=, path. Two different keys conflict.
+
+    Every line of a header that is sent twice counts.
+    """
     path_key, rest = _split_path(path)
     found = [
         key
         for key in (
-            _authorization(headers.get("Authorization", "")),
-            headers.get("x-api-key"),
-            headers.get("x-goog-api-key"),
+            *map(_authorization, _lines(headers, "Authorization")),
+            *_lines(headers, "x-api-key"),
+            *_lines(headers, "x-goog-api-key"),
             *parse_qs(query).get("key", ()),
             path_key,
         )
         if key
     ]
     return Carried(found[0] if found else None, rest, conflict=len(set(found)) > 1)
+
+
+def _lines(headers: Mapping[str, str], name: str) -> list[str]:
+    """Return a header's values; a mapping that is no multidict has at most one."""
+    if isinstance(headers, MultiMapping):
+        return headers.getall(name, [])
+    return [headers[name]] if name in headers else []
 
 
 def _split_path(path: str) -> tuple[str | None, str]:

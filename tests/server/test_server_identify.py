@@ -3,6 +3,7 @@
 import base64
 
 import pytest
+from multidict import CIMultiDict
 
 from orchard_proxy.server import identify, keys
 from orchard_proxy.server.registry import Entry, Registry
@@ -115,6 +116,15 @@ def test_an_implicit_rollout_never_answers_410():
     made = registry(open_mode=True)
     made.add(Entry("lab", "", implicit=True, body_sha256="", finished_us=7))
     assert made.identify("lab").rollout.rollout_id == "lab"
+
+
+@pytest.mark.parametrize(("second", "conflicts"), [(OTHER, True), (KEY, False)], ids=["two-keys", "one-key-twice"])
+@pytest.mark.parametrize("name", ["Authorization", "x-api-key", "x-goog-api-key"])
+def test_every_line_of_a_header_counts(name, second, conflicts):
+    scheme = "Bearer " if name == "Authorization" else ""
+    headers = CIMultiDict([(name, scheme + KEY), (name.lower(), scheme + second)])
+    found = keys.carried(CHAT, "", headers)
+    assert (found.key, found.conflict) == (KEY, conflicts)
 
 
 def test_only_listed_headers_are_recorded_or_sent_on():
