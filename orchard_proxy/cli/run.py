@@ -92,6 +92,8 @@ def command(
         raise kind(str(error)) from error
     except SandboxError as error:
         raise OrchardError(str(error)) from error
+    except asyncio.CancelledError as error:
+        raise OrchardError("stopped; go on with --resume") from error
     click.echo(_json(summary) if as_json else _text(summary), nl=as_json)
     if not summary.ok:
         click.get_current_context().exit(1)

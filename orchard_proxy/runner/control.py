@@ -145,18 +145,27 @@ class ControlClient:
     async def ready(self) -> str | None:
         """Return None when the policy server is known to answer, else what is the matter."""
         try:
-            await self._once("GET", "/readyz", None)
-        except _AgainError as error:
+            await self._ask("GET", "/readyz", final=frozenset({503}))
+        except ControlError as error:
             return str(error)
         return None
 
-    async def _ask(self, method: str, path: str, body: Any = None, *, patience_s: float | None = None) -> bytes:
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        patience_s: float | None = None,
+        final: frozenset[int] = frozenset(),
+    ) -> bytes:
+        """Ask until there is an answer; one with a status in `final` is taken as it is."""
         clock = asyncio.get_running_loop().time
         until = clock() + (self._patience_s if patience_s is None else patience_s)
         wait_s = _FIRST_WAIT_S
         while True:
             try:
-                return await self._once(method, path, body)
+                return await self._once(method, path, body, final)
             except _AgainError as error:
                 if clock() + wait_s > until:
                     raise ProxyLostError(
@@ -166,7 +175,7 @@ class ControlClient:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
-    async def _once(self, method: str, path: str, body: Any) -> bytes:
+    async def _once(self, method: str, path: str, body: Any, final: frozenset[int]) -> bytes:
         assert self._session is not None
         data = None if body is None else msgspec.json.encode(body)
         try:
@@ -174,10 +183,10 @@ class ControlClient:
                 told = await answer.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise _AgainError(str(error) or type(error).__name__) from error
-        if answer.status >= 500:
+        if answer.status >= 500 and answer.status not in final:
             raise _AgainError(f"HTTP {answer.status}: {_message(told)}")
         if answer.status >= 400:
-            raise ControlError(f"{method} {path}: HTTP {answer.status}: {_message(told)}", answer.status)
+            raise ControlError(f"{_message(told)} (HTTP {answer.status} to {method} {path})", answer.status)
         return told
 
 

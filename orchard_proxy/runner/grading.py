@@ -25,6 +25,10 @@ _PREPARE = (
 _RUN = f"chmod +x /tests/test.sh && (/tests/test.sh) > {_LOGS}/test-stdout.txt 2>&1"
 
 
+_CLEAN = {"PYTHONNOUSERSITE": "1"}
+"""What an agent put into its home as a Python start-up file is not run by the grader's Python."""
+
+
 class Graded(msgspec.Struct, frozen=True, kw_only=True):
     """What the grader said. `reward` None: nothing that could be a reward."""
 
@@ -50,7 +54,7 @@ async def grade(sandbox: Sandbox, grader: Grade, answer: str | None) -> Graded:
 async def _by_command(sandbox: Sandbox, grader: CommandGrade) -> Graded:
     for path, text in grader.files.items():
         await sandbox.write(in_workdir(sandbox, path), text.encode(), mode=mode_of(text))
-    run = await sandbox.exec(grader.command, timeout_s=grader.timeout_s, cwd=sandbox.spec.workdir)
+    run = await sandbox.exec(grader.command, timeout_s=grader.timeout_s, cwd=sandbox.spec.workdir, env=_CLEAN)
     detail = {**_described(run), "output": _tail(run.stdout + run.stderr)}
     if grader.reward == "exit":
         value = float(run.ok)

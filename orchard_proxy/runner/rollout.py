@@ -68,7 +68,7 @@ class Attempt:
         try:
             created = await self._house.control.create(self.rollout_id, **self._fields())
             self._key = created.api_key
-            ended = await self._judged()
+            ended = self._without_key(await self._judged())
         except asyncio.CancelledError:
             await self._finish_quickly(self._aborted())
             raise
@@ -202,19 +202,17 @@ class Attempt:
     async def _run(self, sandbox: Sandbox, launch: LaunchPlan) -> Ended:
         self._phase = Phase.LAUNCH
         generation = self._house.proxy.generation
-        run = await sandbox.exec(
-            launch.argv,
-            timeout_s=launch.timeout_s,
-            env=launch.env,
-            cwd=sandbox.spec.workdir,
-            stdin=launch.stdin.encode(),
-        )
+        run = await self._launched(sandbox, launch)
         self._phase = Phase.RUN
         await sandbox.kill_all()  # From here on nothing of the agent is alive.
-        result = self._house.harness.result(launch, run, await self._written(sandbox, launch))
-        failure = verdict.failure_of_run(run, result, launch.timeout_s)
+        failure: Failure | None
+        if isinstance(run, Failure):
+            result, failure = HarnessResult(completed=False, answer=None, detail=run.message), run
+        else:
+            result = self._house.harness.result(launch, run, await self._written(sandbox, launch))
+            failure = verdict.failure_of_run(run, result, launch.timeout_s)
         if failure is not None:
-            failure = await self._reassigned(failure, restarted=self._house.proxy.generation != generation)
+            failure = await self._reassigned(failure, run, generation)
         graded = Graded()
         if verdict.is_graded(failure) and self._task.grade is not None:
             self._phase = Phase.GRADE
@@ -229,6 +227,21 @@ class Attempt:
             metadata=self._told(run, result, graded),
         )
 
+    async def _launched(self, sandbox: Sandbox, launch: LaunchPlan) -> ExecResult | Failure:
+        """Run the harness to its end; what it did to the sandbox is its failure, and graded like any other."""
+        try:
+            return await sandbox.exec(
+                launch.argv,
+                timeout_s=launch.timeout_s,
+                env=launch.env,
+                cwd=sandbox.spec.workdir,
+                stdin=launch.stdin.encode(),
+            )
+        except SandboxError as error:
+            if error.failure.blame is not Blame.AGENT:
+                raise
+            return error.failure
+
     async def _written(self, sandbox: Sandbox, launch: LaunchPlan) -> bytes | None:
         if not launch.result_from.startswith("file"):
             return None
@@ -239,35 +252,44 @@ class Attempt:
                 raise
             return None
 
-    async def _reassigned(self, failure: Failure, *, restarted: bool) -> Failure:
-        control = self._house.control
-        if restarted:
-            return verdict.reassigned(failure, [], proxy_restarted=True, not_ready=None)
-        calls = await control.calls(self.rollout_id)
-        return verdict.reassigned(failure, calls, proxy_restarted=False, not_ready=await control.ready())
+    async def _reassigned(self, failure: Failure, run: ExecResult | Failure, generation: int) -> Failure:
+        """Ask the record whether it was the agent that failed. Whether the proxy died is known after it answered."""
+        calls = await self._house.control.calls(self.rollout_id)
+        not_ready = await self._house.control.ready()
+        return verdict.reassigned(
+            failure,
+            calls,
+            exit_code=run.exit_code if isinstance(run, ExecResult) else None,
+            proxy_restarted=self._house.proxy.generation != generation,
+            not_ready=not_ready,
+        )
 
-    def _told(self, run: ExecResult, result: HarnessResult, graded: Graded) -> dict[str, Any]:
+    def _told(self, run: ExecResult | Failure, result: HarnessResult, graded: Graded) -> dict[str, Any]:
         """Return what a person needs who asks how it came to this end."""
-        harness: dict[str, Any] = {
+        harness: dict[str, Any] = {"detail": _printable(result.detail)}
+        if isinstance(run, ExecResult):
+            harness |= self._described(run, failed=not result.completed)
+        answer = None if result.answer is None else _printable(result.answer)[:_ANSWER_CHARS]
+        told: dict[str, Any] = {"answer": answer, "harness_run": harness}
+        return told | ({"grade": graded.detail} if graded.detail else {})
+
+    def _described(self, run: ExecResult, *, failed: bool) -> dict[str, Any]:
+        told: dict[str, Any] = {
             "exit_code": run.exit_code,
             "signal": run.signal,
             "timed_out": run.timed_out,
             "duration_s": round(run.duration_s, 3),
             "lingering": run.lingering,
         }
-        if not result.completed:
-            harness |= {
-                "detail": _printable(result.detail),
-                "stdout": self._text(run.stdout),
-                "stderr": self._text(run.stderr),
-            }
-        answer = None if result.answer is None else _printable(result.answer)[:_ANSWER_CHARS]
-        told: dict[str, Any] = {"answer": answer, "harness_run": harness}
-        return told | ({"grade": graded.detail} if graded.detail else {})
+        return told | ({"stdout": self._text(run.stdout), "stderr": self._text(run.stderr)} if failed else {})
 
     def _text(self, output: bytes) -> str:
-        """Return the end of an output, without the key that a harness may have printed."""
-        return output.decode(errors="replace").replace(self._key, "[key]")[-_TAIL_CHARS:]
+        return output.decode(errors="replace")[-_TAIL_CHARS:]
+
+    def _without_key(self, ended: Ended) -> Ended:
+        """Take the capability out of everything that is told: a harness or a grader may have printed it."""
+        told = msgspec.json.encode(ended).replace(self._key.encode(), b"[key]")
+        return msgspec.json.decode(told, type=Ended)
 
     def _failure(self, code: str, blame: Blame, message: str, *, retryable: bool = False) -> Failure:
         return Failure(code=code, blame=blame, phase=self._phase, retryable=retryable, message=message)

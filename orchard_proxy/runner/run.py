@@ -81,9 +81,13 @@ async def conduct(house: House, tasks: Sequence[Task], stop: "Stop", *, data_dir
 
 
 class Stop:
-    """Two signals, two steps: the first drains, the second stops. `broken` stops too, and is raised."""
+    """Two signals, two steps: the first drains, the second stops. `broken` stops too, and is raised.
+
+    A signal when no rollout runs cancels the task that made this object.
+    """
 
     def __init__(self, broken: "asyncio.Future[None] | None" = None) -> None:
+        self._whole = asyncio.current_task()
         self._broken = broken
         self._scheduler: Scheduler | None = None
         self._work: asyncio.Task[None] | None = None
@@ -91,8 +95,9 @@ class Stop:
     def signal(self) -> None:
         """Take the next step."""
         if self._scheduler is None or self._work is None:
-            return
-        if self._scheduler.draining:
+            if self._whole is not None:
+                self._whole.cancel()
+        elif self._scheduler.draining:
             logger.warning("stopping now: running rollouts are aborted")
             self._work.cancel()
         else:

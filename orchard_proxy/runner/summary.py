@@ -65,7 +65,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ok(self) -> bool:
         """Whether every sample came to an end that nobody but the agent is to blame for."""
-        return not self.interrupted and self.total.finished == self.total.n
+        return self.total.finished == self.total.n
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):

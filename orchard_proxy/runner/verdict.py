@@ -12,6 +12,8 @@ from orchard_proxy.schema.launch import HarnessResult
 from orchard_proxy.schema.records import Failure
 from orchard_proxy.schema.sandbox import ExecResult
 
+_NOT_STARTED = frozenset({126, 127})
+"""What a shell says of a command that cannot be executed, or is not there."""
 _ENGINE_FAILED = frozenset({Outcome.ENGINE_ERROR, Outcome.UPSTREAM_CUT})
 
 
@@ -31,7 +33,12 @@ def _agent(code: str, message: str) -> Failure:
 
 
 def reassigned(
-    failure: Failure, calls: Sequence[ListedCall], *, proxy_restarted: bool, not_ready: str | None
+    failure: Failure,
+    calls: Sequence[ListedCall],
+    *,
+    exit_code: int | None,
+    proxy_restarted: bool,
+    not_ready: str | None,
 ) -> Failure:
     """Give the blame to the proxy or to the policy server where the record says that they failed the agent.
 
@@ -45,6 +52,8 @@ def reassigned(
             retryable=True,
             message=f"the proxy was started again while the agent ran, which then failed: {failure.message}",
         )
+    if not calls and exit_code in _NOT_STARTED:
+        return Failure(code="launch_failed", blame=Blame.CLIENT, phase=Phase.LAUNCH, message=failure.message)
     last = calls[-1] if calls else None
     if last is not None and last.outcome in _ENGINE_FAILED and _is_servers_fault(last.http_status):
         return _policy("policy_failed", f"the last call ended as {last.outcome}", failure)
