@@ -43,9 +43,9 @@ def _install(manifest: Manifest) -> list[str]:
         for name in install.packages
         if "==" not in name
     ]
-    for name in [*install.files, *filter(None, [install.constraints])]:
+    for name in filter(None, [*install.files, install.constraints, manifest.check.script]):
         if "/" in name or name in (".", ".."):
-            found.append(f"[install] {name!r} must be a plain name of a file beside harness.toml")
+            found.append(f"{name!r} must be a plain name of a file beside harness.toml")
     return found
 
 

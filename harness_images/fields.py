@@ -59,6 +59,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     success: Success = Success()
 
 
+class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `orchard harness check` does with the harness."""
+
+    script: str = ""
+    prompt: str = "Say that all is well."
+    grade: str = ""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One harness."""
 
@@ -72,3 +80,4 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     install: Install = Install()
     launch: Launch
     result: Result = Result()
+    check: Check = Check()

@@ -33,9 +33,10 @@ class ManifestHarness:
         """Put it into the cache, if it is not there. Raises HarnessError that says what failed and what to do."""
         self._installed = await install.install(self.manifest, self.folder)
 
-    async def installed(self) -> bool:
-        """Whether the cache has it, whole."""
-        return await install.find(self.manifest, self.folder) is not None
+    async def installed(self) -> str | None:
+        """Return the folder of its install ("" where there is nothing to install), None while there is no whole one."""
+        found = await install.find(self.manifest, self.folder)
+        return None if found is None else found.folder
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         """Say how to launch it. Raises HarnessError, e.g. for a prompt that no command line can hold."""

@@ -15,7 +15,18 @@ from typing import Any, get_args
 import msgspec
 
 from harness_images import checks, template
-from harness_images.fields import Dialect, Install, InstallKind, Launch, LaunchFile, Manifest, Result, Source, Success
+from harness_images.fields import (
+    Check,
+    Dialect,
+    Install,
+    InstallKind,
+    Launch,
+    LaunchFile,
+    Manifest,
+    Result,
+    Source,
+    Success,
+)
 from orchard_proxy.schema.enums import Blame, Phase
 from orchard_proxy.schema.launch import FileToWrite, HarnessError, LaunchPlan, LaunchRequest
 from orchard_proxy.schema.sandbox import Mount
@@ -124,6 +135,7 @@ _TABLES: dict[str, type[msgspec.Struct]] = {
     "launch.files[...]": LaunchFile,
     "result": Result,
     "result.success": Success,
+    "check": Check,
 }
 _CHOICES = {"dialects": Dialect, "install.kind": InstallKind, "result.from": Source}
 _UNKNOWN = re.compile(r"Object contains unknown field `(.+)`")

@@ -19,6 +19,7 @@ from orchard_proxy.errors import OrchardError, UsageError
 VERBS: dict[str, tuple[str, str]] = {
     "serve": ("orchard_proxy.cli.serve", "Run the recording proxy in front of a policy server."),
     "run": ("orchard_proxy.cli.run", "Run tasks through a harness in sandboxes, graded."),
+    "harness": ("orchard_proxy.cli.harness", "List agent programs, show how one is launched, or try one."),
     "derive": ("orchard_proxy.cli.derive", "Fill the catalog from the journal, or rebuild it."),
     "rollouts": ("orchard_proxy.cli.rollouts", "List recorded rollouts, or show one call by call."),
     "export": ("orchard_proxy.cli.export", "Write rollouts, calls and samples as Parquet."),
