@@ -67,12 +67,13 @@ class Agent:
         self.options = options
         self.turns = 0
         self.as_text = options.mode == "text"
+        self.shown: list[Message] = json.loads(Path(options.examples).read_text()) if options.examples else []
         self.messages: list[Message] = []
 
     def solve(self, task: str) -> str:
         """Work until the model answers; return the answer. Raises TurnsUsedUpError, CutError, openai.OpenAIError."""
         system = TEXT_SYSTEM if self.as_text else TOOLS_SYSTEM
-        self.messages = [{"role": "system", "content": system}, {"role": "user", "content": task}]
+        self.messages = [{"role": "system", "content": system}, *self.shown, {"role": "user", "content": task}]
         while self.turns < self.options.max_turns:
             try:
                 message, cut = self.ask()
@@ -109,6 +110,8 @@ class Agent:
                 completion = stream.get_final_completion()
         else:
             completion = self.client.chat.completions.create(**request)
+        if not completion.choices:
+            raise openai.OpenAIError("the server's answer has no choice")
         choice = completion.choices[0]
         return echo(choice.message), choice.finish_reason == "length"
 
@@ -237,6 +240,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--model", required=True)
     parser.add_argument("--result", required=True, help="file for the outcome, as JSON")
     parser.add_argument("--mode", choices=["auto", "tools", "text"], default="auto")
+    parser.add_argument("--examples", default="", help="JSON file of messages that stand before the task")
     parser.add_argument("--max-turns", type=int, default=50)
     parser.add_argument("--max-tokens", default="", help="of one answer")
     parser.add_argument("--temperature", default="")
