@@ -1,1 +1,1 @@
-"""Sandboxes: isolated places for programs that are not trusted, behind the Protocols of `orchard_proxy.schema.sandbox`."""
+"""Sandboxes: isolated places for untrusted programs, behind the Protocols of `orchard_proxy.schema.sandbox`."""

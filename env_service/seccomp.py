@@ -1,12 +1,12 @@
 """The system call filter of a sandbox, assembled to BPF. Pure: tables in, bytes out.
 
-A deny-list over what a command has no use for: changes of mounts and namespaces, kernel modules, BPF, tracing, keyrings,
-io_uring (it does file and socket calls that no filter sees), and sockets other than unix, inet and route netlink. vsock
+A deny-list over what a command has no use for: changes of mounts and namespaces, kernel modules, BPF, tracing,
+keyrings, io_uring (its calls pass no filter), and sockets other than unix, inet and route netlink. vsock
 matters most: no namespace holds it. Refused calls give EPERM, or ENOSYS where programs then take their usual way round.
 
 Assembled here and not by libseccomp: the filter is a flat list, and nothing then has to be installed on the host.
-Numbers are from the kernel's syscall tables (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h);
-filter layout from linux/filter.h and linux/seccomp.h.
+Numbers are from the kernel's tables (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h); filter
+layout from linux/filter.h and linux/seccomp.h.
 """
 
 import struct

@@ -17,7 +17,7 @@ from env_service.agent.capture import Capture
 
 _READ_BYTES = 256 * 1024
 _QUIET_S = 0.1
-_DRAIN_S = 2.0
+_DRAIN_S = 0.5
 _OVERDUE_S = 5.0
 """How much later than planned a shim may report; a stopped one never does."""
 
@@ -171,7 +171,7 @@ class Execution:
         return None
 
     def _give_up(self) -> None:
-        """The shim is late: the command stopped it, or the machine is very slow. It and its tree are killed."""
+        """Kill a shim that is late, with its tree: the command stopped it, or the machine is very slow."""
         self._overdue = time.monotonic() + _OVERDUE_S
         self._killed_by = "timeout"
         if self.shim is not None:

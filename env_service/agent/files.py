@@ -4,6 +4,8 @@ import errno
 import os
 import stat
 
+from env_service.agent import frames
+
 _CODES = {
     errno.ENOENT: "no_such_file",
     errno.ENOTDIR: "no_such_file",
@@ -30,6 +32,35 @@ class FileError(Exception):
 def code_of(error: OSError) -> str:
     """Name an OS error."""
     return _CODES.get(error.errno or 0, "file_error")
+
+
+def answer(header: frames.Header, body: bytes) -> tuple[frames.Header, bytes]:
+    """Do one request. Raises FileError, OSError, or ValueError for one that is not known."""
+    path = str(header["path"])
+    match header["op"]:
+        case "write":
+            write(path, body, _mode(header))
+        case "begin":
+            return {"part": begin(path)}, b""
+        case "append":
+            append(path, body)
+        case "finish":
+            finish(str(header["part"]), path, _mode(header))
+        case "mkdir":
+            os.makedirs(path, exist_ok=True)
+        case "chmod":
+            os.chmod(path, _mode(header))
+        case "symlink":
+            link(path, str(header["target"]))
+        case "read":
+            return {}, read(path, int(str(header["limit_bytes"])))
+        case other:
+            raise ValueError(f"no operation {other!r}")
+    return {}, b""
+
+
+def _mode(header: frames.Header) -> int:
+    return int(str(header["mode"])) & 0o777
 
 
 def write(path: str, data: bytes, mode: int) -> None:
@@ -63,7 +94,7 @@ def append(part: str, data: bytes) -> None:
 
 def finish(part: str, path: str, mode: int) -> None:
     """Put a begun file in place."""
-    os.chmod(part, mode & 0o777)
+    os.chmod(part, mode)
     os.replace(part, path)
 
 

@@ -112,7 +112,6 @@ class Supervisor:
 
     def _answer(self, ref: int, header: frames.Header, body: bytes) -> tuple[frames.Header | None, bytes]:
         """Do one request; None: the answer comes later."""
-        path = str(header.get("path", ""))
         match header["op"]:
             case "exec":
                 self._executions[ref] = Execution(self._selector, header, body, lambda *end: self._ended(ref, *end))
@@ -120,32 +119,15 @@ class Supervisor:
             case "cancel":
                 if (execution := self._executions.get(int(str(header["target"])))) is not None:
                     execution.cancel()
-                return {}, b""
             case "kill_all":
                 return {"killed": self._kill_all()}, b""
-            case "write":
-                files.write(path, body, int(str(header["mode"])))
-            case "begin":
-                return {"part": files.begin(path)}, b""
-            case "append":
-                files.append(path, body)
-            case "finish":
-                files.finish(str(header["part"]), path, int(str(header["mode"])))
-            case "mkdir":
-                os.makedirs(path, exist_ok=True)
-            case "chmod":
-                os.chmod(path, int(str(header["mode"])) & 0o777)
-            case "symlink":
-                files.link(path, str(header["target"]))
-            case "read":
-                return {}, files.read(path, int(str(header["limit_bytes"])))
             case "forward":
                 port, target = int(str(header["port"])), str(header["target"])
                 self._forwarder = Forwarder(self._selector, port, target, most_connections())
             case "ping":
                 pass
-            case other:
-                raise ValueError(f"no operation {other!r}")
+            case _:
+                return files.answer(header, body)
         return {}, b""
 
     def _ended(self, ref: int, header: frames.Header, body: bytes) -> None:
@@ -169,7 +151,7 @@ class Supervisor:
             self._sweep()
 
     def _sweep(self) -> None:
-        """A command killed its shim: kill all that no other live shim answers for."""
+        """Kill all that no live shim answers for: a command killed its shim."""
         spared: set[int] = {os.getpid()}
         for execution in self._executions.values():
             if execution.shim is not None:

@@ -78,7 +78,7 @@ def root_bytes(spec: SandboxSpec) -> int:
 
 
 def scratch(spec: SandboxSpec) -> dict[str, int]:
-    """Size the writable folders. They live in memory: together at most half of the limit, so that full ones kill nobody."""
+    """Size the writable folders: they live in memory, together at most half of the limit, so full ones kill nobody."""
     memory = spec.limits.memory_bytes or 4096 * MIB
     shares = {**dict.fromkeys(spec.scratch, 16), "/tmp": 8, spec.home: 8, spec.workdir: 4}  # noqa: S108 - its own
     return {target: memory // share for target, share in shares.items()}

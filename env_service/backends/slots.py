@@ -1,8 +1,8 @@
 """Host uids for sandboxes started by root: one uid, one holder, over all processes of the machine.
 
 A slot is a number; its uid is UID_BASE + number, its lock file RUNTIME_DIR/slots/NUMBER. The holder keeps a lock on the
-file as long as the sandbox lives. A lock dies with its process, so the slot of a killed run is free again, and who takes
-it next clears away what the run left (see limits.py). The range is one that systemd's list of uids calls unused.
+file as long as the sandbox lives. A lock dies with its process, so the slot of a killed run is free again, and who
+takes it next clears away what the run left (see limits.py). The range is one that systemd's list of uids calls unused.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ def take(folder: Path, number: int, base: int = UID_BASE) -> Slot | None:
 def stale(folder: Path) -> list[Slot]:
     """Take every slot that a killed run left behind."""
     found = []
-    for name in os.listdir(folder) if folder.is_dir() else []:
+    for name in [path.name for path in folder.iterdir()] if folder.is_dir() else []:
         with contextlib.suppress(ValueError):
             slot = take(folder, int(name))
             if slot is not None:
