@@ -6,7 +6,6 @@ else stays byte for byte, and the record keeps what the client sent.
 """
 
 import functools
-import json
 from collections.abc import Iterator
 
 import msgspec
@@ -36,24 +35,21 @@ _REQUEST = msgspec.json.Decoder(_Request)
 _SKIP = msgspec.json.Decoder(msgspec.Raw)
 
 
-def repair_tool_arguments(body: bytes, *, strict: bool = False) -> bytes | None:
-    """Return the request body with valid tool arguments, or None when there is nothing to repair.
-
-    `strict`: NaN and Infinity are not JSON to the engine. Without it they pass, as Python's json lets them.
-    """
-    if b"arguments" not in body or not _needs_repair(body, strict=strict):
+def repair_tool_arguments(body: bytes) -> bytes | None:
+    """Return the request body with valid tool arguments, or None when there is nothing to repair."""
+    if b"arguments" not in body or not _needs_repair(body):
         return None
-    fixed = jsonbytes.edit(body, {"messages": _STRICT if strict else _LENIENT})
+    fixed = jsonbytes.edit(body, {"messages": _CHANGE})
     return None if fixed == body else fixed
 
 
-def _needs_repair(body: bytes, *, strict: bool) -> bool:
+def _needs_repair(body: bytes) -> bool:
     """Say quickly that there is nothing to do, where the body has the documented shape."""
     try:
         request = _REQUEST.decode(body)
     except (msgspec.MsgspecError, RecursionError):
         return True
-    return any(_arguments(raw, strict=strict) != raw for raw in _all_arguments(request))
+    return any(_arguments(raw) != raw for raw in _all_arguments(request))
 
 
 def _all_arguments(request: _Request) -> Iterator[bytes]:
@@ -65,7 +61,7 @@ def _all_arguments(request: _Request) -> Iterator[bytes]:
             yield bytes(message.function_call.arguments)
 
 
-def _arguments(raw: bytes, *, strict: bool) -> bytes:
+def _arguments(raw: bytes) -> bytes:
     """Repair the value of one `arguments` member: a string that is neither empty nor JSON."""
     if not raw.startswith(b'"') or raw == b'""':
         return raw
@@ -73,7 +69,7 @@ def _arguments(raw: bytes, *, strict: bool) -> bytes:
         text = jsonbytes.loads(raw)
     except ValueError:
         return raw
-    if _is_json(text) or (not strict and _is_lenient_json(text)):
+    if _is_json(text):
         return raw
     return jsonbytes.dumps(jsonbytes.dumps({"_malformed": text}).decode())
 
@@ -86,16 +82,8 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _is_lenient_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _messages_change(*, strict: bool) -> Change:
-    function = jsonbytes.each({"arguments": functools.partial(_arguments, strict=strict)})
+def _messages_change() -> Change:
+    function = jsonbytes.each({"arguments": _arguments})
     message: dict[str, Change] = {"tool_calls": jsonbytes.each({"function": function}), "function_call": function}
 
     def change(raw: bytes) -> bytes:
@@ -104,5 +92,4 @@ def _messages_change(*, strict: bool) -> Change:
     return functools.partial(jsonbytes.map_elements, change=change)
 
 
-_STRICT = _messages_change(strict=True)
-_LENIENT = _messages_change(strict=False)
+_CHANGE = _messages_change()

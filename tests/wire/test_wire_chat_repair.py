@@ -30,6 +30,8 @@ def arguments_of(request: bytes) -> Any:
         " ",
         "{",
         '{"a": 1,}',
+        '{"a": NaN}',
+        '{"a": -Infinity}',
         "é\u2028🦊",
         '"',
         "\\",
@@ -46,16 +48,9 @@ def test_malformed_arguments_are_wrapped(bad: str) -> None:
     assert fixed.endswith(after)
 
 
-@pytest.mark.parametrize(
-    "good", ["", "{}", '{"a": 1}', "[]", "null", ' {"a":1} ', '{"a": NaN}', {"a": 1}, None, 5, '"x"']
-)
+@pytest.mark.parametrize("good", ["", "{}", '{"a": 1}', "[]", "null", ' {"a":1} ', {"a": 1}, None, 5, '"x"'])
 def test_good_arguments_stay(good: Any) -> None:
     assert chat.repair_tool_arguments(body(good)) is None
-
-
-@pytest.mark.parametrize(("strict", "repaired"), [(False, False), (True, True)])
-def test_nan_is_json_to_some_engines_only(strict: bool, repaired: bool) -> None:
-    assert (chat.repair_tool_arguments(body('{"a": NaN}'), strict=strict) is not None) == repaired
 
 
 def test_only_the_bad_one_changes() -> None:
