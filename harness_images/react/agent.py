@@ -208,25 +208,26 @@ def tool_env() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
 
 
-def attempt(agent: Agent, task: str) -> dict[str, Any]:
+def attempt(options: argparse.Namespace, task: str) -> dict[str, Any]:
     """Solve a task; return the outcome whatever happens."""
+    agent: Agent | None = None
     outcome: dict[str, Any]
     try:
+        agent = Agent(options)
         outcome = {"status": "answered", "answer": agent.solve(task), "detail": ""}
     except TurnsUsedUpError as error:
         outcome = {"status": "turns_used_up", "answer": None, "detail": str(error)}
     except CutError as error:
         outcome = {"status": "cut", "answer": str(error), "detail": "the answer was cut by its token limit"}
-    except openai.OpenAIError as error:
+    except (openai.OpenAIError, OSError, ValueError) as error:
         outcome = {"status": "error", "answer": None, "detail": f"{type(error).__name__}: {error}"}
-    return outcome | {"turns": agent.turns, "messages": agent.messages}
+    return outcome | ({"turns": agent.turns, "messages": agent.messages} if agent else {"turns": 0, "messages": []})
 
 
 def main() -> int:
     """Read the task from stdin, solve it, write the outcome."""
     options = arguments().parse_args()
-    task = sys.stdin.read()
-    outcome = attempt(Agent(options), task)
+    outcome = attempt(options, sys.stdin.read())
     path = Path(options.result)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(outcome, indent=1))
