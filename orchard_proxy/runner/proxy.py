@@ -31,9 +31,8 @@ _LOCKED_S = 45.0
 """How long the proxy of a killed runner may take to let go of DATA: it drains for up to 30 s."""
 _STOP_S = 40.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
-_MOST_DEATHS = 20
-"""In a row, each within `_HEALTHY_S` of its start: then something is wrong that starting again does not mend."""
 _HEALTHY_S = 1.0
+"""A server that died sooner than this after its start may never live."""
 _PR_SET_PDEATHSIG = 1
 _BACKLOG = 1024
 
@@ -86,10 +85,16 @@ class RemoteProxy:
 
 
 class ProxyChild:
-    """`orchard serve` as a child process. It dies with us, whatever ends us."""
+    """`orchard serve` as a child process. It dies with us, whatever ends us.
 
-    def __init__(self, data_dir: Path, flags: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
+    After `most_deaths` in a row, each soon after the start, it is given up.
+    """
+
+    def __init__(
+        self, data_dir: Path, flags: Sequence[str], *, env: Mapping[str, str] | None = None, most_deaths: int = 20
+    ) -> None:
         self.generation = 0
+        self._most_deaths = most_deaths
         self._data_dir = data_dir
         self._run_dir = data_dir / "run"
         self._run_dir.mkdir(parents=True, exist_ok=True)
@@ -238,7 +243,7 @@ class ProxyChild:
                 await self._start()
             except (OrchardError, OSError) as error:
                 logger.warning("the proxy could not be started again: %s", error)
-                if deaths >= _MOST_DEATHS:
+                if deaths >= self._most_deaths:
                     self._give_up(error)
                     return
 

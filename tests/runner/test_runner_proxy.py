@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -70,10 +69,8 @@ async def test_two_runs_do_not_share_a_folder(tmp_path, policy):
         assert proxy.socket.exists()
 
 
-async def test_a_proxy_that_cannot_be_kept_alive_is_given_up(tmp_path, policy, monkeypatch):
-    monkeypatch.setattr("orchard_proxy.runner.proxy._MOST_DEATHS", 1)
-    async with ProxyChild(tmp_path, ["--upstream", policy]) as proxy:
-        (tmp_path / "orchard-is-broken").mkdir()
+async def test_a_proxy_that_cannot_be_kept_alive_is_given_up(tmp_path, policy):
+    async with ProxyChild(tmp_path, ["--upstream", policy], most_deaths=1) as proxy:
         proxy._flags[:] = ["--upstream", "nonsense"]
         os.kill(proxy.pid, signal.SIGKILL)
         with pytest.raises(OrchardError, match="cannot be kept alive"):
@@ -94,12 +91,12 @@ asyncio.run(main())
 
 
 async def test_it_dies_with_a_runner_that_is_killed(tmp_path, policy):
-    runner = subprocess.Popen([sys.executable, "-c", RUNNER, str(tmp_path), policy], stdout=subprocess.PIPE, text=True)
-    pid = int(runner.stdout.readline())
+    command = [sys.executable, "-c", RUNNER, str(tmp_path), policy]
+    runner = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    pid = int(await runner.stdout.readline())
     assert psutil.pid_exists(pid)
     runner.kill()
-    runner.wait()
-    runner.stdout.close()
+    await runner.communicate()
     began = time.monotonic()
     async with ProxyChild(tmp_path, ["--upstream", policy]) as proxy:  # Waits for the old one to let go.
         assert proxy.pid != pid
