@@ -10,6 +10,7 @@ from typing import Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from orchard_proxy.runner.plan import Job
 from orchard_proxy.runner.rollout import Ended
@@ -20,8 +21,9 @@ LINE_EVERY_S = 10.0
 class Board:
     """Counts, and shows the counts. A Watcher of the scheduler."""
 
-    def __init__(self, total: int, done: int, *, stream: TextIO | None = None) -> None:
+    def __init__(self, total: int, done: int, *, stream: TextIO | None = None, every_s: float = LINE_EVERY_S) -> None:
         self._stream = stream or sys.stderr
+        self._every_s = every_s
         self._total = total
         self._done = done
         self._running = 0
@@ -77,11 +79,12 @@ class Board:
             return nullcontext()
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[told]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
             console=Console(file=self._stream),
+            expand=True,
         )
         self._bar_task = self._bar.add_task("rollouts", total=self._total, completed=self._done, told="")
         return self._bar
@@ -92,7 +95,7 @@ class Board:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(LINE_EVERY_S)
+            await asyncio.sleep(self._every_s)
             self._say(self.line())
 
     def _say(self, line: str) -> None:
