@@ -46,6 +46,8 @@ def answer(header: frames.Header, body: bytes) -> tuple[frames.Header, bytes]:
             append(path, body)
         case "finish":
             finish(str(header["part"]), path, _mode(header))
+        case "discard":
+            os.unlink(path)
         case "mkdir":
             os.makedirs(path, exist_ok=True)
         case "chmod":

@@ -18,9 +18,9 @@ OWN = "/run/orchard"
 """Inside: the agent's code, the proxy socket, and what else is ours."""
 PROXY_SOCKET = f"{OWN}/proxy.sock"
 AGENT_ROOT = f"{OWN}/lib"
+SHM = "/dev/shm"  # noqa: S108 - the sandbox's own
 HOST_ROOT = f"{OWN}/host"
 """With a rootfs: where the host's C library and, if it is in /usr, its Python are, for the supervisor alone."""
-SHM_BYTES = 64 * MIB
 
 _ETC = (
     "alternatives", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version", "gai.conf",
@@ -80,8 +80,9 @@ def root_bytes(spec: SandboxSpec) -> int:
 def scratch(spec: SandboxSpec) -> dict[str, int]:
     """Size the writable folders: they live in memory, together at most half of the limit, so full ones kill nobody."""
     memory = spec.limits.memory_bytes or 4096 * MIB
-    shares = {**dict.fromkeys(spec.scratch, 16), "/tmp": 8, spec.home: 8, spec.workdir: 4}  # noqa: S108 - its own
-    return {target: memory // share for target, share in shares.items()}
+    few = {target: 2 / len(spec.scratch) for target in spec.scratch}
+    shares = {SHM: 1, **few, "/tmp": 2, spec.home: 3, spec.workdir: 8}  # noqa: S108 - the sandbox's own
+    return {target: int(memory * share / 32) for target, share in shares.items()}
 
 
 def argv(spec: SandboxSpec, layout: Layout, command: Sequence[str]) -> list[str]:
@@ -90,7 +91,7 @@ def argv(spec: SandboxSpec, layout: Layout, command: Sequence[str]) -> list[str]
     words += ["--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv", "--as-pid-1"]
     words += ["--hostname", "sandbox", "--seccomp", str(layout.seccomp_fd), "--info-fd", str(layout.info_fd)]
     words += _root(spec, layout)
-    words += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm"]  # noqa: S108
+    words += ["--proc", "/proc", "--dev", "/dev"]
     words += _mounts(layout)
     words += ["--remount-ro", "/dev"]
     if spec.rootfs is None:
@@ -120,7 +121,7 @@ def _mounts(layout: Layout) -> list[str]:
 
 
 def _scratch(target: str, size_bytes: int) -> list[str]:
-    mode = "1777" if target == "/tmp" else "0755"  # noqa: S108
+    mode = "1777" if target in {"/tmp", SHM} else "0755"  # noqa: S108
     return ["--perms", mode, "--size", str(size_bytes), "--tmpfs", target]
 
 

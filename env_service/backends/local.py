@@ -32,7 +32,8 @@ class LocalBackend:
         self._ready = False
         # More at once would only make each of them slower, up to its time-out.
         self._starting = asyncio.Semaphore(4 + 2 * (os.cpu_count() or 1))
-        self._next_slot = 0
+        # Apart from other runs on this machine, which look from other numbers on.
+        self._next_slot = os.getpid() * 101
 
     @property
     def name(self) -> str:
@@ -102,10 +103,10 @@ class LocalBackend:
 
 def _refuse_unusable(spec: SandboxSpec, *, root: bool) -> None:
     """Say what is wrong with a spec before anything is started."""
-    for path in (spec.workdir, spec.home, *(mount.target for mount in spec.mounts)):
+    for path in (spec.workdir, spec.home, *spec.scratch, *(mount.target for mount in spec.mounts)):
         if not path.startswith("/") or os.path.normpath(path) != path or path == "/":
             raise faults.bad_spec("bad_path", f"{path!r} is not a plain absolute path below /")
-    for path in (spec.workdir, spec.home):
+    for path in (spec.workdir, spec.home, *spec.scratch):
         if any(PurePosixPath(path).is_relative_to(folder) for folder in _NOT_WRITABLE):
             raise faults.bad_spec("bad_path", f"{path} is in a system folder, and those are read-only")
     for mount in spec.mounts:

@@ -82,7 +82,7 @@ class _Plan:
             return None
         whole = [bind.target for bind in binds if Path(bind.source).is_dir()]
         single = [bind.target for bind in binds if not Path(bind.source).is_dir()]
-        folders = ["/proc", "/dev", *bwrap.scratch(self._spec), *whole]
+        folders = ["/proc", "/dev", *(path for path in bwrap.scratch(self._spec) if path != bwrap.SHM), *whole]
         return self._staging.root(self._spec.rootfs, bwrap.root_bytes(self._spec), folders, single)
 
     def _bwrap(self) -> str:

@@ -11,7 +11,7 @@ import msgspec
 
 from env_service.agent import frames
 from env_service.backends import faults
-from orchard_proxy.schema.sandbox import MIB
+from orchard_proxy.schema.sandbox import MIB, SandboxError
 
 _CHUNK_BYTES = 4 * MIB
 _AT_ONCE = 32
@@ -35,9 +35,13 @@ async def write(request: Request, path: str, data: bytes, mode: int) -> None:
 
 async def _in_parts(request: Request, path: str, parts: Iterator[bytes], mode: int) -> None:
     part = (await request({"op": "begin", "path": path}))[0]["part"]
-    while data := await asyncio.to_thread(next, parts, b""):
-        await request({"op": "append", "path": part}, data)
-    await request({"op": "finish", "path": path, "part": part, "mode": mode})
+    try:
+        while data := await asyncio.to_thread(next, parts, b""):
+            await request({"op": "append", "path": part}, data)
+        await request({"op": "finish", "path": path, "part": part, "mode": mode})
+    except SandboxError:
+        await request({"op": "discard", "path": part})
+        raise
 
 
 async def upload(request: Request, source: Path, target: str) -> None:

@@ -1,6 +1,5 @@
 """Real sandboxes. Nothing here is faked."""
 
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -10,8 +9,6 @@ from env_service.backends.sandbox import LocalSandbox
 from orchard_proxy.schema.sandbox import SandboxSpec
 
 Make = Callable[..., Awaitable[LocalSandbox]]
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has cgroups and uids to give")
 
 
 @pytest.fixture
