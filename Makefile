@@ -8,7 +8,7 @@ PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[policy,harness]'
+	$(PIP) -e '.[policy,harness,sandbox]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
