@@ -115,7 +115,7 @@ async def _run(wanted: Orders, admin_key: str | None, config: Path | None) -> Su
     for task in made.tasks:
         for warning in task.warnings:
             click.echo(f"orchard: task {task.task_id}: {warning}", err=True)
-    harness = registry.find(made.plan.harness, made.plan.harness_args)
+    harness = registry.find(made.plan.harness_at, made.plan.harness_args)
     await harness.install()
     async with AsyncExitStack() as stack:
         proxy, broken = await _proxy(stack, made, wanted.data_dir, admin_key, config)

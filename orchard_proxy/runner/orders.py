@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -42,7 +43,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 DEFAULTS = {"n": 1, "timeout_s": 1800.0, "retries": 2, "concurrency": 4}
 """Half an hour suits most agents; four sandboxes suit two cores, since agents wait for the policy server."""
-_KEPT = ("harness", "harness_args", "model", "n", "timeout_s", "rootfs", "retries", "concurrency", "upstream", "proxy")
+_KEPT = ("harness_args", "model", "n", "timeout_s", "rootfs", "retries", "concurrency", "upstream", "proxy")
 
 
 def draft(orders: Orders) -> Draft:
@@ -58,14 +59,14 @@ def _new(orders: Orders) -> Draft:
     if plan.path_of(orders.data_dir, run_id).exists():
         raise UsageError(f"run {run_id} exists in {orders.data_dir}; add --resume to go on with it")
     tasks = loading.load(orders.tasks)
-    said = {name: value for name in _KEPT if (value := getattr(orders, name)) is not None}
     made = RunPlan(
         run_id=run_id,
         tasks=str(orders.tasks.absolute()),
         tasks_sha256=loading.digest(tasks),
+        harness="",
         harness_version="",
         started_s=time.time(),
-        **{"model": "", **DEFAULTS, **said},
+        **{"model": "", **DEFAULTS, **_said(orders)},
     )
     return Draft(plan=made, tasks=tasks, resumed=None)
 
@@ -74,12 +75,23 @@ def _resumed(orders: Orders) -> Draft:
     old = plan.load(orders.data_dir, orders.run_id)
     path = orders.tasks or Path(old.tasks)
     tasks = loading.load(path)
-    said = {name: value for name in _KEPT if (value := getattr(orders, name)) is not None}
+    said = _said(orders)
     if "upstream" in said or "proxy" in said:
         said = {"upstream": None, "proxy": None, **said}
     made = msgspec.structs.replace(old, tasks=str(path.absolute()), tasks_sha256=loading.digest(tasks), **said)
     plan.check_same(old, made)
     return Draft(plan=made, tasks=tasks, resumed=old)
+
+
+def _said(orders: Orders) -> dict[str, Any]:
+    said = {name: value for name in _KEPT if (value := getattr(orders, name)) is not None}
+    return said if orders.harness is None else {**said, "harness_at": _lasting(orders.harness)}
+
+
+def _lasting(harness: str) -> str:
+    """Make a path absolute, so that it can be resumed from another folder; a name stays a name."""
+    is_path = "/" in harness or harness.startswith((".", "~"))
+    return str(Path(harness).expanduser().absolute()) if is_path else harness
 
 
 def settled(made: Draft, *, harness: str, harness_version: str, model: str) -> RunPlan:

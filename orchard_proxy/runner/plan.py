@@ -30,6 +30,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     tasks: str
     tasks_sha256: str
     harness: str
+    harness_at: str = ""
+    """What it is found by: its name, or an absolute path."""
     harness_version: str
     harness_args: dict[str, str] = {}
     model: str

@@ -174,10 +174,10 @@ class ProxyChild:
         while True:
             try:
                 await self._start()
-            except _LockedError as error:
+            except (_LockedError, _KilledError) as error:
                 if asyncio.get_running_loop().time() > until:
                     raise OrchardError(str(error)) from error
-                logger.info("waiting for the proxy of an earlier run to end: %s", error)
+                logger.info("the proxy is started again: %s", error)
             else:
                 return
             await asyncio.sleep(0.5)
@@ -222,6 +222,8 @@ class ProxyChild:
         last = said[-1].removeprefix("orchard: ")
         if "is in use by process" in last:
             raise _LockedError(last)
+        if self._process.returncode is not None and self._process.returncode < 0:
+            raise _KilledError(f"orchard serve was killed by signal {-self._process.returncode} while it started")
         if self._process.returncode == 2:
             raise UsageError(f"orchard serve: {last}")
         raise OrchardError(f"orchard serve ended with status {self._process.returncode}: {last} (see {self._log})")
@@ -277,7 +279,11 @@ def _listen(path: Path) -> socket.socket:
 
 
 class _LockedError(OrchardError):
-    """Another server holds DATA."""
+    """Another server holds DATA: that of a killed runner, which is still ending."""
+
+
+class _KilledError(OrchardError):
+    """Somebody killed the server before it was there."""
 
 
 def _dies_with(parent: int) -> "_Prelude":

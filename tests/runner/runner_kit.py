@@ -85,6 +85,7 @@ def run_plan(**fields):
             "tasks": "/tasks",
             "tasks_sha256": "x",
             "harness": "shell",
+            "harness_at": "/shell",
             "harness_version": "1",
             "model": "tiny",
             "n": 1,
@@ -156,3 +157,26 @@ async def a_running_sandbox(house):
     (sandbox,) = house.backend._open
     await asyncio.sleep(0.7)
     return sandbox
+
+
+def write_harness(folder: Path, script: str) -> Path:
+    """The same harness as a folder that `--harness` takes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ask = ASK.replace("{error}", "{{error}}")
+    manifest = f"""
+name = "shell"
+version = "1"
+dialects = ["chat"]
+[launch]
+command = ["/bin/sh", "-c", '''{PRELUDE}{script}''']
+[launch.env]
+OPENAI_BASE_URL = "{{base_url}}"
+OPENAI_API_KEY = "{{api_key}}"
+MODEL = "{{model}}"
+PROMPT = "{{prompt}}"
+[[launch.files]]
+path = "{{home}}/ask.py"
+content = '''{ask}'''
+"""
+    (folder / "harness.toml").write_text(manifest)
+    return folder

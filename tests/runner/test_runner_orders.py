@@ -23,7 +23,8 @@ def begin(tmp_path, tasks, **said):
 
 def resume(tmp_path, **said):
     made = orders.draft(Orders(data_dir=tmp_path / "data", resume=True, **said))
-    return orders.settled(made, harness=made.plan.harness, harness_version="1.0", model=made.plan.model)
+    name = made.plan.harness_at.rpartition("/")[2]
+    return orders.settled(made, harness=name, harness_version="1.0", model=made.plan.model)
 
 
 def test_a_new_run_has_the_defaults(tmp_path, tasks):
@@ -89,3 +90,10 @@ def test_what_a_new_run_needs(tmp_path, tasks, said, says):
     begin(tmp_path, tasks)
     with pytest.raises(UsageError, match=says):
         orders.draft(Orders(**{"data_dir": tmp_path / "data", "tasks": tasks, "harness": "react", **said}))
+
+
+@pytest.mark.parametrize("given", ["./mine/react", "mine/react"])
+def test_a_harness_of_ones_own_is_found_again_from_another_folder(tmp_path, tasks, given, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = orders.draft(Orders(data_dir=tmp_path / "data", tasks=tasks, harness=given))
+    assert made.plan.harness_at == str(tmp_path / "mine" / "react")

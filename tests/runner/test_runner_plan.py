@@ -15,6 +15,7 @@ PLAN = RunPlan(
     tasks="/t.jsonl",
     tasks_sha256="x",
     harness="react",
+    harness_at="react",
     harness_version="1",
     model="m",
     n=2,
@@ -118,4 +119,6 @@ def test_a_resumed_run_is_the_same_run(field):
     changed = RunPlan(**{**fields, field: 7 if field in ("n", "timeout_s") else "other"})
     with pytest.raises(UsageError, match="tasks" if field == "tasks_sha256" else field):
         plan.check_same(PLAN, changed)
-    plan.check_same(PLAN, RunPlan(**{**fields, "concurrency": 1, "retries": 0, "upstream": "u"}))
+    plan.check_same(
+        PLAN, RunPlan(**{**fields, "concurrency": 1, "harness_at": "/elsewhere", "retries": 0, "upstream": "u"})
+    )

@@ -54,6 +54,19 @@ async def test_the_agents_key_is_no_label_whatever_the_environment_says(tmp_path
                 assert answer.status == 404, "the socket has no control plane, not even for the admin"
 
 
+async def test_a_proxy_that_is_killed_while_it_starts_is_started_again(tmp_path, policy):
+    entering = asyncio.create_task((child := ProxyChild(tmp_path, ["--upstream", policy])).__aenter__())
+    while child.pid is None:  # noqa: ASYNC110 (nobody tells)
+        await asyncio.sleep(0.005)
+    os.kill(child.pid, signal.SIGKILL)
+    proxy = await entering
+    try:
+        async with ControlClient(lambda: proxy.url, proxy.admin_key) as control:
+            assert await ask(proxy, (await control.create("r")).api_key) == (200, "hello")
+    finally:
+        await proxy.__aexit__(None, None, None)
+
+
 async def test_what_the_server_says_when_it_cannot_start(tmp_path):
     with pytest.raises(UsageError, match="--upstream is a URL"):
         async with ProxyChild(tmp_path, ["--upstream", "nonsense"]):
