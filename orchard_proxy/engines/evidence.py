@@ -4,6 +4,7 @@ Not a repair shop: a value is taken as it is or refused by name. The invariant: 
 re-orders ids or log-probabilities, and nothing raises for anything that an engine may send.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,15 +19,13 @@ SENTINEL = -9999.0
 NOISE = 1e-6
 """A log-probability of 1 may come out this much above zero in float32."""
 
-_OVERFLOW_WORDS = (
-    b"context_length_exceeded",
-    b"exceed_context_size",
-    b"maximum context length",
-    b"available context size",
-    b"prompt is too long",
-    b"input is too long",
-    b"longer than the maximum model length",
+_OVERFLOW = re.compile(
+    rb"context_length_exceeded|exceed_context_size|(prompt|input) is too long|longer than the (maximum )?model length"
+    rb"|(exceed|long|larg|great|maximum|limit|fit)[^\"]{0,80}context[ _](length|size|window)"
+    rb"|context[ _](length|size|window)[^\"]{0,80}(exceed|limit|too (long|small))"
+    rb"|max_new_tokens` must be <=|inputs` must have less than"
 )
+"""What vLLM, llama.cpp, SGLang, TGI and the large APIs say, in lower case."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -98,8 +97,7 @@ def model_problems(request: bytes, answered: str | None) -> list[str]:
 
 def is_context_overflow(status: int, answer: bytes) -> bool:
     """Say whether an error answer means: the prompt does not fit the model's context."""
-    words = answer.lower()
-    return status in (400, 413, 422) and any(word in words for word in _OVERFLOW_WORDS)
+    return status in (400, 413, 422) and _OVERFLOW.search(answer.lower()) is not None
 
 
 def _logprob_problem(value: Any) -> str | None:

@@ -187,11 +187,12 @@ class Relay:
 
     async def _end_stream(self, tap: StreamTap, verdict: Verdict, answer: Answer) -> None:
         """Release the end. An answer that its engine did not end gets an error, which must be an event of its own."""
-        if verdict.outcome is Outcome.UPSTREAM_CUT and not tap.done:
+        cut = verdict.outcome is Outcome.UPSTREAM_CUT and not tap.done
+        if verdict.refuse is not None and (cut or not self.reply.started):
             if self.reply.started and tap.held:
                 await self._write(tap.held + b"\n\n")
-            assert verdict.failure is not None
-            await self._refuse(502, "upstream_cut", verdict.failure.message)
+            code = "upstream_cut" if verdict.outcome is Outcome.UPSTREAM_CUT else "bad_upstream_answer"
+            await self._refuse(502, code, verdict.refuse)
             return
         await self._release(tap.held, answer.headers)
         self._delivered()

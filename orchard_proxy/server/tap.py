@@ -14,12 +14,14 @@ from orchard_proxy.schema.enums import Blame, Outcome, Phase
 from orchard_proxy.schema.records import Failure
 from orchard_proxy.wire import sse
 
+_NO_ANSWER = "The policy server answered 200 with something that is not a chat completion. Check what listens there."
+_ERROR_EVENT = "error_in_stream"
 _NO_ERROR = (b"null", b"{}", b'""', b"false", b"[]")
 _ABORTED = {"abort": Outcome.UPSTREAM_CUT, "error": Outcome.ENGINE_ERROR}
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How a call ended. `refuse` is what the client gets instead, when the answer is none."""
+    """How a call ended. `refuse` is what the client gets instead, when the answer is none and nothing is sent yet."""
 
     outcome: Outcome
     failure: Failure | None = None
@@ -102,10 +104,7 @@ def judge_body(status: int, body: bytes) -> Verdict:
     if answer is not None and answer.is_error:
         return Verdict(Outcome.ENGINE_ERROR, failed("error_in_200", _excerpt(body)))
     if answer is None or not answer.choices:
-        refuse = (
-            "The policy server answered 200 with something that is not a chat completion. Check what listens there."
-        )
-        return Verdict(Outcome.ENGINE_ERROR, failed("not_an_answer", _excerpt(body)), refuse)
+        return Verdict(Outcome.ENGINE_ERROR, failed("not_an_answer", _excerpt(body)), _NO_ANSWER)
     return judge_finish([choice.finish_reason for choice in answer.choices])
 
 
@@ -115,7 +114,7 @@ def _excerpt(body: bytes) -> str:
 
 def _is_torn(event: sse.SseEvent) -> bool:
     """Say whether an event that no blank line ended is half an event."""
-    return event.data is not None and not sse.is_done(event) and peek(event.data) is None
+    return bool(event.data) and not sse.is_done(event) and peek(event.data or b"") is None
 
 
 class StreamTap:
@@ -150,11 +149,12 @@ class StreamTap:
     def verdict(self) -> Verdict:
         """Say how the stream ended, as far as it went."""
         if self._failure is not None:
-            return Verdict(Outcome.ENGINE_ERROR, self._failure)
+            refuse = None if self._failure.code == _ERROR_EVENT else _NO_ANSWER
+            return Verdict(Outcome.ENGINE_ERROR, self._failure, refuse)
         if not self.finished:
             code = "stream_incomplete" if self._events else "empty_stream"
-            missing = f"{len(self._finished)} of {self._expected} choices finished"
-            return Verdict(Outcome.UPSTREAM_CUT, failed(code, f"the engine's stream ended early: {missing}"))
+            early = f"the engine's stream ended early: {len(self._finished)} of {self._expected} choices finished"
+            return Verdict(Outcome.UPSTREAM_CUT, failed(code, early), early)
         return judge_finish(list(self._finished.values()))
 
     @property
@@ -170,7 +170,7 @@ class StreamTap:
         return b"".join(out)
 
     def _copy(self, event: sse.SseEvent) -> bytes:
-        if event.data is None:
+        if event.data is None or not event.data.strip():  # Nothing is dispatched for an event without data.
             return event.raw
         if sse.is_done(event):
             self.done = self._holding = True
@@ -187,9 +187,10 @@ class StreamTap:
         answer = peek(event.data)
         if answer is None:
             self._fail(failed("garbage_in_stream", _excerpt(event.data)))
+            self._holding = self._holding or self._events == 1  # Not even a stream: the client may still be told so.
             return
         if answer.is_error or event.event == "error":
-            self._fail(failed("error_in_stream", _excerpt(event.data)))
+            self._fail(failed(_ERROR_EVENT, _excerpt(event.data)))
             self._holding = True
         for choice in answer.choices or ():
             if choice.finish_reason:  # Some servers print "" where others print null.

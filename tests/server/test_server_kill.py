@@ -87,6 +87,7 @@ async def torment(load: Load, data_dir, folder, upstream: str) -> int:
     return derivers
 
 
+@pytest.mark.case(79)
 @pytest.mark.timeout(600)
 async def test_nothing_that_a_client_saw_end_is_lost(tmp_path):
     data_dir = tmp_path / "data"
