@@ -20,6 +20,9 @@ PLANTED = [
         "orchard_proxy/policy/fetch.py", "import orchard_proxy.record.journal", "embedded policy servers", id="policy"
     ),
     pytest.param("env_service/__init__.py", "import orchard_proxy.errors", "Sandboxes and harness", id="sandbox"),
+    pytest.param("harness_images/manifest.py", "import pathlib", "Pure rooms", id="pathlib-in-manifest"),
+    pytest.param("harness_images/fields.py", "import asyncio", "Pure rooms", id="asyncio-below-manifest"),
+    pytest.param("harness_images/install.py", "import orchard_proxy.engines", "Sandboxes and harness", id="harness"),
     pytest.param("trainers/__init__.py", "import orchard_proxy.server.app", "Trainers read", id="trainers"),
     pytest.param("orchard_proxy/server/app.py", "import mitmproxy", "Only mitm", id="mitmproxy"),
     pytest.param("orchard_proxy/attic.py", "'''A room that is on no plan.'''", "The rooms", id="unplanned-room"),

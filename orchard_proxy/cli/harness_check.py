@@ -162,7 +162,8 @@ class _Trial:
     def _house(self) -> House:
         plan = RunPlan(
             run_id="check", tasks="", tasks_sha256="", harness=self._harness.name, started_s=time.time(), retries=0,
-            harness_version=self._harness.version, model=MODEL, n=1, timeout_s=self._timeout_s, concurrency=1,
+            harness_at=str(self._harness.folder), harness_version=self._harness.version, model=MODEL,
+            n=1, timeout_s=self._timeout_s, concurrency=1,
         )  # fmt: skip
         return House(plan=plan, control=self._control, proxy=self._child, backend=self._backend, harness=self._harness)
 
@@ -190,7 +191,8 @@ async def _scripted_policy(script: Path, folder: Path) -> AsyncIterator[str]:
         while not port_file.exists():
             if process.returncode is not None or time.monotonic() > until:
                 said = log_path.read_text(errors="replace").strip().rpartition("\n")[2] or "it said nothing"
-                raise _FailedError(f"orchard policy tiny did not start: {said.removeprefix('orchard: ')}")
+                advice = "; pip install 'orchard-proxy[policy]'" if "No module named" in said else ""
+                raise _FailedError(f"orchard policy tiny did not start: {said.removeprefix('orchard: ')}{advice}")
             await asyncio.sleep(0.02)
         yield f"http://127.0.0.1:{port_file.read_text().strip()}"
     finally:

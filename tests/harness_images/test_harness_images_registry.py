@@ -66,7 +66,7 @@ def test_arguments_replace_defaults():
     argv = registry.find("react", {"mode": "text"}).outline().argv
     assert "--mode=text" in argv
     assert "--max-turns=50" in argv
-    with pytest.raises(HarnessError, match="it has: command_timeout_s, max_tokens, max_turns, mode"):
+    with pytest.raises(HarnessError, match=r"it has: command_timeout_s, .*max_turns, mode"):
         registry.find("react", {"color": "red"})
 
 
