@@ -180,7 +180,6 @@ class Attempt:
             if not run.ok:
                 said = self._text(run.stdout + run.stderr)[-500:]
                 return self._failure("setup_failed", Blame.TASK, f"exit code {run.exit_code}: {said}")
-            await sandbox.kill_all()
         for file in launch.files:
             await sandbox.write(file.path, file.content.encode(), mode=file.mode)
         return None
@@ -209,7 +208,7 @@ class Attempt:
         if isinstance(run, Failure):
             result, failure = HarnessResult(completed=False, answer=None, detail=run.message), run
         else:
-            result = self._house.harness.result(launch, run, await self._written(sandbox, launch))
+            result = _printable(self._house.harness.result(launch, run, await self._written(sandbox, launch)))
             failure = verdict.failure_of_run(run, result, launch.timeout_s)
         if failure is not None:
             failure = await self._reassigned(failure, run, generation)
@@ -266,10 +265,10 @@ class Attempt:
 
     def _told(self, run: ExecResult | Failure, result: HarnessResult, graded: Graded) -> dict[str, Any]:
         """Return what a person needs who asks how it came to this end."""
-        harness: dict[str, Any] = {"detail": _printable(result.detail)}
+        harness: dict[str, Any] = {"detail": result.detail}
         if isinstance(run, ExecResult):
             harness |= self._described(run, failed=not result.completed)
-        answer = None if result.answer is None else _printable(result.answer)[:_ANSWER_CHARS]
+        answer = result.answer if result.answer is None else result.answer[:_ANSWER_CHARS]
         told: dict[str, Any] = {"answer": answer, "harness_run": harness}
         return told | ({"grade": graded.detail} if graded.detail else {})
 
@@ -302,6 +301,8 @@ class Attempt:
         return Ended(rollout_id=self.rollout_id, status=RolloutStatus.ABORTED, failure=failure)
 
 
-def _printable(text: str) -> str:
-    """Return text that JSON can hold: a lone surrogate cannot be written as UTF-8."""
-    return text.encode("utf-8", "replace").decode()
+def _printable(result: HarnessResult) -> HarnessResult:
+    """Make a result fit for JSON: a lone surrogate cannot be written as UTF-8. And a detail is no log."""
+    answer = None if result.answer is None else result.answer.encode("utf-8", "replace").decode()
+    detail = result.detail.encode("utf-8", "replace").decode()[-_TAIL_CHARS:]
+    return msgspec.structs.replace(result, answer=answer, detail=detail)

@@ -46,10 +46,9 @@ class Storm:
             self.through = True
 
     async def _runs(self):
-        first = True
         for _ in range(RUNNER_KILLS + 6):
-            words = self.words if first else ["--resume", "--data", str(self.folder / "data"), "--retries", "6"]
-            first = not (self.folder / "data" / "run" / "chaos.json").exists()
+            begun = (self.folder / "data" / "run" / "chaos.json").exists()
+            words = ["--resume", "--data", str(self.folder / "data"), "--retries", "6"] if begun else self.words
             with (self.folder / "log").open("ab") as log:
                 command = [*ORCHARD, "run", *words, "--json"]
                 self.process = await asyncio.create_subprocess_exec(

@@ -6,12 +6,13 @@ import signal
 
 import msgspec
 import pytest
-from runner_kit import a_house, a_running_sandbox, attempt, rollout_id, row, with_script
+from runner_kit import ShellHarness, a_house, a_running_sandbox, attempt, rollout_id, row, with_script
 
 from orchard_proxy.runner.plan import Job, Slot
 from orchard_proxy.runner.rollout import Attempt
 from orchard_proxy.runner.tasks import AnswerGrade, CommandGrade, Task
 from orchard_proxy.schema.enums import Blame, Phase, RolloutStatus
+from orchard_proxy.schema.launch import HarnessResult
 
 
 def task(**fields):
@@ -115,6 +116,25 @@ async def test_hidden_files_come_when_the_agent_is_dead(house):
     script = "touch done; test -e hidden && touch seen; true"
     _, found = await attempt(house, task(grade=grade), script)
     assert found.reward == 1.0
+
+
+async def test_what_the_setup_starts_is_there_for_the_agent_and_dead_for_the_grader(house):
+    setup = "(while true; do date +%N > beat; sleep 0.05; done) > /dev/null 2>&1 &"
+    check = "rm beat; sleep 0.3; test ! -e beat"
+    script = "rm -f beat; sleep 0.5; test -e beat"
+    _, found = await attempt(house, task(setup=setup, grade=CommandGrade(command=check)), script)
+    assert (found.failure, found.reward) == (None, 1.0)
+
+
+async def test_text_that_is_no_unicode(house):
+    class Odd(ShellHarness):
+        def result(self, plan, run, written):
+            return HarnessResult(completed=False, answer="a\ud800b\0", detail="\udfff")
+
+    odd = msgspec.structs.replace(house, harness=Odd("printf '\\377'"))
+    ended = await Attempt(odd, Job(slot=Slot(task=task(), sample=0))).run()
+    found = await row(house, ended.rollout_id)
+    assert (found.metadata["answer"], found.failure.message) == ("a?b\0", "?")
 
 
 async def test_the_key_does_not_get_into_the_row(house):

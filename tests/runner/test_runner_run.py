@@ -1,19 +1,21 @@
 """Whole runs with real parts: order, concurrency, retries, stopping, resuming."""
 
 import asyncio
+import os
+import signal
 from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
 from fakes.flaky import FlakyBackend
-from runner_kit import Served, ShellHarness, rollout_id, with_script
+from runner_kit import Served, ShellHarness, a_house, a_running_sandbox, rollout_id, with_script
 
 from orchard_proxy.errors import UsageError
 from orchard_proxy.runner import plan, run
 from orchard_proxy.runner.control import ControlClient, ProxyLostError
 from orchard_proxy.runner.run import Stop
 from orchard_proxy.runner.tasks import CommandGrade, Task
-from orchard_proxy.schema.enums import RolloutStatus
+from orchard_proxy.schema.enums import Blame, RolloutStatus
 
 PASS = CommandGrade(command="true")
 TASKS = [Task(task_id=name, prompt="p", timeout_s=30.0, grade=PASS) for name in ("c", "a", "b")]
@@ -174,6 +176,20 @@ async def test_a_proxy_that_is_gone_for_good_ends_the_run(house, tmp_path):
     assert not house.backend._open
     told = await conduct(with_script(house, "true"), TASKS, tmp_path)
     assert (told.ok, told.total.finished) == (True, 3)
+
+
+async def test_a_rollout_that_failed_while_the_proxy_was_down_is_tried_again(policy, tmp_path):
+    """And then judged like any other: the same failure, without a dead proxy, is the agent's."""
+    async with a_house(tmp_path / "data", policy) as house:
+        broken = with_script(house, "ask 'say a' || exit 2; sleep 2; exit 1")
+        work = asyncio.create_task(conduct(broken, TASKS[:1], tmp_path))
+        await a_running_sandbox(broken)
+        os.kill(house.proxy.pid, signal.SIGKILL)
+        told = await work
+        assert (told.ok, told.total.attempts, told.total.failures) == (True, 2, {"agent_failed": 1})
+        first, second = await rows(house)
+        assert (first.failure.code, first.failure.blame, first.reward) == ("proxy_restarted", Blame.INFRA, None)
+        assert (second.failure.code, second.reward) == ("agent_failed", 1.0)
 
 
 async def test_the_policy_server_is_waited_for_at_the_start(house):
