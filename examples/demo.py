@@ -140,7 +140,7 @@ def print_grade() -> None:
 def check(rows: list[demo_table.Row]) -> None:
     """Raise DemoError unless every attempt is there, tokens can be trained on, and the repository was mended."""
     wanted = len(demo_tasks.QUESTIONS) * ATTEMPTS + REPAIRS
-    if sum(row.rollouts for row in rows) != wanted:
+    if sum(row.rollouts for row in rows) < wanted:
         raise DemoError(f"{sum(row.rollouts for row in rows)} rollouts in the exports, {wanted} were run")
     if not all(row.trained for row in rows):
         raise DemoError("a task without a token that can be trained on")

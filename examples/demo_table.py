@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from statistics import fmean
 
 import pyarrow.parquet as pq
 from rich.table import Table
@@ -10,7 +11,11 @@ from rich.table import Table
 
 @dataclass
 class Row:
-    """What came of one task, all attempts together. `masked` are sampled tokens that no sample trains."""
+    """What came of one task, all attempts together.
+
+    `masked` are sampled tokens that no sample trains. `reward` is the mean of the attempts that were graded; one that
+    the infrastructure failed is not, and was repeated.
+    """
 
     task: str
     harness: str
@@ -38,6 +43,7 @@ def read(exports: list[Path]) -> list[Row]:
 def _row(task: str, rollouts: list[dict], samples: list[dict]) -> Row:
     ids = {rollout["rollout_id"] for rollout in rollouts}
     masks = [sample["loss_mask"] for sample in samples if sample["rollout_id"] in ids]
+    rewards = [rollout["reward"] for rollout in rollouts if rollout["reward"] is not None]
     sampled, trained = sum(rollout["sampled_tokens"] for rollout in rollouts), sum(map(sum, masks))
     return Row(
         task=task,
@@ -48,7 +54,7 @@ def _row(task: str, rollouts: list[dict], samples: list[dict]) -> Row:
         trained=trained,
         masked=sampled - trained,
         branches=len(masks),
-        reward=sum(rollout["reward"] or 0 for rollout in rollouts) / len(rollouts),
+        reward=fmean(rewards) if rewards else 0.0,
     )
 
 
