@@ -368,8 +368,7 @@ IDS = {
 
 @pytest.mark.case(38)
 @pytest.mark.parametrize("bad", IDS.values(), ids=IDS.keys())
-@pytest.mark.parametrize("where", ["answer", "prompt"])
-@BOTH_WAYS
+@pytest.mark.parametrize(("where", "ask"), [("answer", ASK), ("answer", ASK_STREAM), ("prompt", ASK_STREAM)])
 async def test_an_id_that_no_vocabulary_has_rejects_the_evidence(tmp_path, bad, where, ask):
     tokens = [Token(5, {"content": "a"}), Token(bad if where == "answer" else 6, {"content": "b"}), Token(2, {})]
     speaker = Vllm(Speech(tokens), prompt=(1, bad if where == "prompt" else 3, 4))

@@ -4,6 +4,7 @@ Case 79, fifty kills under load, is tests/server/test_server_kill.py.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import resource
@@ -312,19 +313,19 @@ NO_ANSWERS = {
 
 @pytest.mark.case(86)
 @pytest.mark.parametrize("said", NO_ANSWERS.values(), ids=NO_ANSWERS.keys())
-@ENGINES
-async def test_a_200_that_is_no_answer_is_a_502_and_no_sample(tmp_path, said, engine_name):
+async def test_a_200_that_is_no_answer_is_a_502_and_no_sample(tmp_path, said):
     def say(heard):
         return said if heard.path == CHAT else Said([b"{}"], status=404)
 
-    for number, ask in enumerate((ASK, ASK_STREAM)):
-        status, body = await ask_once(say, tmp_path / str(number), ask, engine=engine_name)
+    for engine_name, ask in itertools.product(SPEAKERS, (ASK, ASK_STREAM)):
+        status, body = await ask_once(say, tmp_path / engine_name, ask, engine=engine_name)
         assert status == 502, body
         assert json.loads(body)["error"]["code"] in ("bad_upstream_answer", "upstream_cut")
         assert len(json.loads(body)["error"]["message"]) > 20
-        record = told(tmp_path / str(number))
-        assert record.call.outcome in (Outcome.ENGINE_ERROR, Outcome.UPSTREAM_CUT)
-        assert record.call.failure.code
+    for engine_name in SPEAKERS:
+        record = told(tmp_path / engine_name)
+        assert {call.outcome for call in record.calls} <= {Outcome.ENGINE_ERROR, Outcome.UPSTREAM_CUT}
+        assert [call.failure is not None for call in record.calls] == [True, True]
         assert record.samples == []
         assert record.accounting.sampled == record.accounting.trained == 0
 
@@ -454,44 +455,48 @@ def arguments_in(turns: list[dict]) -> list:
 
 @pytest.mark.case(89)
 @pytest.mark.parametrize("malformed", MALFORMED.values(), ids=MALFORMED.keys())
-@pytest.mark.parametrize("legacy", [False, True], ids=["tool-calls", "function-call"])
-@ENGINES
-async def test_malformed_arguments_in_the_history_are_repaired_upstream_and_kept_raw(
-    tmp_path, malformed, legacy, engine_name
-):
-    speaker = SPEAKERS[engine_name](text("he", "llo"))
-    turns = history(malformed, '{"b": 2.50}', legacy=legacy)
-    async with path_to(strict(speaker), tmp_path, engine=engine_name) as (running, proxy):
-        for ask in (ASK, ASK_STREAM):
+async def test_malformed_arguments_in_the_history_are_repaired_upstream_and_kept_raw(tmp_path, malformed):
+    asked = [history(malformed, '{"b": 2.50}', legacy=legacy) for legacy in (False, True)]
+    async with path_to(strict(Vllm(text("he", "llo"))), tmp_path) as (running, proxy):
+        for turns, ask in zip(asked, (ASK, ASK_STREAM), strict=True):
             async with proxy.post(dumps({**ask, "messages": turns})) as answer:
                 assert answer.status == 200
                 await answer.read()
     for heard in running.heard:
-        if "messages" in heard.json:
-            repaired, other = arguments_in(heard.json["messages"])
-            assert json.loads(repaired) == {"_malformed": malformed}
-            assert other == '{"b": 2.50}'
+        repaired, other = arguments_in(heard.json["messages"])
+        assert json.loads(repaired) == {"_malformed": malformed}
+        assert other == '{"b": 2.50}'
     record = told(tmp_path)
+    assert [json.loads(bytes(call.messages)) for call in record.calls] == asked
     for call in record.calls:
         assert call.outcome is Outcome.COMPLETE
-        assert json.loads(bytes(call.messages)) == turns
         assert any(edit.startswith("tool_arguments_repaired") for edit in call.edits)
-    if engine_name != "openai":
-        assert record.trained == [[5, 6, 2]] * 2
+    assert record.trained == [[5, 6, 2]] * 2
 
 
 @pytest.mark.case(89)
-@pytest.mark.parametrize("arguments", WELL_FORMED.values(), ids=WELL_FORMED.keys())
-@pytest.mark.parametrize("legacy", [False, True], ids=["tool-calls", "function-call"])
 @ENGINES
-async def test_good_arguments_go_up_byte_for_byte(tmp_path, arguments, legacy, engine_name):
+async def test_every_engine_gets_repaired_arguments_and_good_ones_byte_for_byte(tmp_path, engine_name):
+    """Beside the generation too: llama.cpp renders the prompt from the same messages."""
     speaker = SPEAKERS[engine_name](text("he", "llo"))
-    raw = json.dumps(history(arguments, legacy=legacy), ensure_ascii=False).encode()
     async with path_to(strict(speaker), tmp_path, engine=engine_name) as (running, proxy):
-        async with proxy.post(b'{"model": "m", "messages": ' + raw + b"}") as answer:
-            assert answer.status == 200
-    assert all(raw in heard.body for heard in running.heard if heard.path != "/tokenize")
-    assert not any(edit.startswith("tool_arguments") for edit in told(tmp_path).call.edits)
+        for legacy, arguments in itertools.product((False, True), (*MALFORMED.values(), *WELL_FORMED.values())):
+            raw = json.dumps(history(arguments, legacy=legacy), ensure_ascii=False).encode()
+            async with proxy.post(b'{"model": "m", "messages": ' + raw + b"}") as answer:
+                assert answer.status == 200
+            heard = [heard for heard in running.heard if "messages" in heard.json]
+            assert len(heard) == (2 if engine_name == "llamacpp" else 1)
+            for one in heard:
+                (sent,) = arguments_in(one.json["messages"])
+                if arguments in WELL_FORMED.values():
+                    assert raw in one.body
+                else:
+                    assert json.loads(sent) == {"_malformed": arguments}
+            running.heard.clear()
+    record = told(tmp_path)
+    assert {call.outcome for call in record.calls} == {Outcome.COMPLETE}
+    repaired = [any(edit.startswith("tool_arguments") for edit in call.edits) for call in record.calls]
+    assert repaired == ([True] * len(MALFORMED) + [False] * len(WELL_FORMED)) * 2
 
 
 @pytest.mark.case(89)
