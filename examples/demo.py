@@ -2,7 +2,7 @@
 
 Everything here is what a user would do at a terminal. `orchard run` runs each attempt in a sandbox of its own, with the
 recording proxy between the agent and its policy, and grades it; rows come out as Parquet; a proof closes it.
-Data and exports stay in build/demo to look at.
+Data and export stay in build/demo/data and build/demo/export to look at.
 """
 
 import fcntl
@@ -23,6 +23,7 @@ from rich.console import Console
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
 DEMO = BUILD / "demo"
+DATA, EXPORT = DEMO / "data", DEMO / "export"
 ORCHARD = [sys.executable, "-m", "orchard_proxy.cli.main"]
 ATTEMPTS, REPAIRS, CONCURRENCY, PROVED_CALLS = 4, 2, 4, 20
 REACT = {"mode": "text", "examples": "examples.json", "max_tokens": 48, "max_turns": 4, "temperature": 0.8}
@@ -50,16 +51,16 @@ def main() -> None:
         step(f"mini-swe-agent, unmodified, mends a repository with a failing test: {REPAIRS} attempts")
         run("repair", demo_tasks.repair(), "mini-swe-agent", tiny, REPAIRS)
         step("What was recorded, as Parquet")
-        for name in ("questions", "repair"):
-            orchard("export", "--data", data(name), "--out", export(name))
-            orchard("validate", export(name))
-        rows = demo_table.read([DEMO / name / "export" for name in ("questions", "repair")])
+        orchard("export", "--data", relative(DATA), "--out", relative(EXPORT))
+        orchard("validate", relative(EXPORT))
+        rows = demo_table.read(EXPORT)
         console.print(demo_table.render(rows))
         print_grade()
         check(rows)
-        step(f"The proof: {PROVED_CALLS} recorded answers of each scored again by the engine")
-        orchard("prove", export("questions"), "--upstream", smollm2, "--calls", str(PROVED_CALLS))
-        orchard("prove", export("repair"), "--upstream", tiny, "--calls", str(PROVED_CALLS))
+        step(f"The proof: {PROVED_CALLS} recorded answers of each model scored again by it")
+        for model, upstream in (("smollm2", smollm2), ("tiny", tiny)):
+            flags = ("--upstream", upstream, "--model", model, "--calls", str(PROVED_CALLS))
+            orchard("prove", relative(EXPORT), *flags)
 
 
 def step(title: str) -> None:
@@ -69,24 +70,14 @@ def step(title: str) -> None:
 
 def run(name: str, tasks: list[dict], harness: str, upstream: str, attempts: int, *more: str) -> None:
     """Run every attempt at some tasks and grade it."""
-    lines = demo_tasks.write(tasks, DEMO / name / "tasks.jsonl")
+    lines = demo_tasks.write(tasks, DEMO / f"{name}.jsonl")
     orchard("run", relative(lines), "--harness", harness, *more, "--upstream", upstream, "--n", str(attempts),
-            "--timeout", "120", "--data", data(name))  # fmt: skip
+            "--timeout", "120", "--data", relative(DATA))  # fmt: skip
 
 
 def relative(path: Path) -> str:
     """Return a path as one would type it."""
     return os.path.relpath(path)
-
-
-def data(name: str) -> str:
-    """Return where a run records."""
-    return relative(DEMO / name / "data")
-
-
-def export(name: str) -> str:
-    """Return where the rows of a run go."""
-    return relative(DEMO / name / "export")
 
 
 @contextmanager
@@ -131,8 +122,9 @@ def orchard(*args: str) -> None:
 
 def print_grade() -> None:
     """Print what the grader of a repair saw."""
-    rollouts = pq.read_table(DEMO / "repair" / "export" / "rollouts", columns=["metadata"]).to_pylist()
-    seen = json.loads(rollouts[0]["metadata"]).get("grade", {}).get("output", "nothing")
+    rollouts = pq.read_table(EXPORT / "rollouts", columns=["task_id", "metadata"]).to_pylist()
+    first = next(json.loads(rollout["metadata"]) for rollout in rollouts if rollout["task_id"] == "repair")
+    seen = first.get("grade", {}).get("output", "nothing")
     console.print("  the change of the first repair, and its tests as the grader ran them:")
     console.print("    " + seen.strip().replace("\n", "\n    "), style="dim", markup=False)
 
@@ -141,7 +133,7 @@ def check(rows: list[demo_table.Row]) -> None:
     """Raise DemoError unless every attempt is there, tokens can be trained on, and the repository was mended."""
     wanted = len(demo_tasks.QUESTIONS) * ATTEMPTS + REPAIRS
     if sum(row.rollouts for row in rows) < wanted:
-        raise DemoError(f"{sum(row.rollouts for row in rows)} rollouts in the exports, {wanted} were run")
+        raise DemoError(f"{sum(row.rollouts for row in rows)} rollouts in the export, {wanted} were run")
     if not all(row.trained for row in rows):
         raise DemoError("a task without a token that can be trained on")
     if rows[-1].reward != 1:

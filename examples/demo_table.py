@@ -28,16 +28,13 @@ class Row:
     reward: float
 
 
-def read(exports: list[Path]) -> list[Row]:
-    """Return the rows of some exports, tasks in the order in which they were first run."""
-    rows = []
-    for export in exports:
-        by_task = defaultdict(list)
-        for rollout in pq.read_table(export / "rollouts").sort_by("started_at").to_pylist():
-            by_task[rollout["task_id"]].append(rollout)
-        samples = pq.read_table(export / "samples", columns=["rollout_id", "loss_mask"]).to_pylist()
-        rows += [_row(task, rollouts, samples) for task, rollouts in by_task.items()]
-    return rows
+def read(export: Path) -> list[Row]:
+    """Return the rows of an export, tasks in the order in which they were first run."""
+    by_task = defaultdict(list)
+    for rollout in pq.read_table(export / "rollouts").sort_by("started_at").to_pylist():
+        by_task[rollout["task_id"]].append(rollout)
+    samples = pq.read_table(export / "samples", columns=["rollout_id", "loss_mask"]).to_pylist()
+    return [_row(task, rollouts, samples) for task, rollouts in by_task.items()]
 
 
 def _row(task: str, rollouts: list[dict], samples: list[dict]) -> Row:

@@ -47,20 +47,29 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 @click.command(name="prove")
 @click.argument("export", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--upstream", required=True, metavar="URL", help="The engine itself, not the proxy.")
+@click.option("--model", help="Only answers of this model, where the export holds several.")
 @click.option("--calls", default=20, show_default=True, type=click.IntRange(1), help="Answers to score again.")
 @click.option("--seed", default=0, show_default=True, type=int, help="Which ones.")
 @click.option("--bound", type=click.FloatRange(0, min_open=True), help="Largest difference; default by engine.")
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, *, export: Path, upstream: str, calls: int, seed: int, bound: float | None, as_json: bool
+    ctx: click.Context,
+    *,
+    export: Path,
+    upstream: str,
+    model: str | None,
+    calls: int,
+    seed: int,
+    bound: float | None,
+    as_json: bool,
 ) -> None:
     """Score recorded tokens again on the engine, in their recorded context, and compare the log-probabilities.
 
     A control changes one id, which must show; a comparison that cannot fail would prove nothing.
     """
     dataset = Dataset(export)
-    answers, unusable = _answers(dataset)
+    answers, unusable = _answers(dataset, model)
     picked = sorted(proof.pick(answers, calls, seed), key=lambda answer: _context(dataset, answer))
     if not picked:
         raise click.ClickException(f"{export} has no answer that can be scored again: {dict(unusable) or 'no calls'}.")
@@ -69,9 +78,11 @@ def command(
     ctx.exit(0 if report.passed else 1)
 
 
-def _answers(dataset: Dataset) -> tuple[list[proof.Answer], Counter[str]]:
+def _answers(dataset: Dataset, model: str | None) -> tuple[list[proof.Answer], Counter[str]]:
     answers, unusable = [], Counter[str]()
     for call in dataset.calls():
+        if model is not None and call.model != model:
+            continue
         for choice in call.choices:
             found = proof.usable(call, choice)
             if isinstance(found, str):
