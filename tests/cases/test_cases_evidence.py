@@ -257,7 +257,7 @@ async def test_values_at_the_edge_are_good(tmp_path):
 
 
 @pytest.mark.case(28)
-@pytest.mark.parametrize("value", [b"NaN", b"-Infinity", b"-9999.0", b"null", b"true"])
+@pytest.mark.parametrize("value", [b"NaN", b"-Infinity", b"null"])
 async def test_the_samples_of_the_control_plane_stay_json(tmp_path, value):
     """Also with NaN in what the client itself sent."""
     speaker = Vllm(with_logprobs(text("he", "llo"), -0.5, -0.75, -1.0))
