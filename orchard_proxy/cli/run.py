@@ -182,8 +182,8 @@ def _text(summary: Summary) -> str:
     print_table(headers, [*rows, _row("total", summary.total, ks)] if len(rows) > 1 else rows)
     total = summary.total
     lines = [f"{total.finished} of {total.n} rollouts ended, {total.attempts} attempts, {summary.wall_s:.0f} s"]
-    if not summary.ok:
-        lines.append(f"the rest: orchard run --resume --run-id {summary.run_id}")
+    if summary.left:
+        lines.append(f"{summary.left} to do: orchard run --resume --run-id {summary.run_id}")
     return "\n".join([*lines, f"rows: {summary.export}", ""])
 
 

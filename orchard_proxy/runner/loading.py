@@ -21,6 +21,9 @@ def load(path: Path) -> list[Task]:
         raise UsageError(f"no such task file or folder: {path}")
     if not tasks:
         raise UsageError(f"{path} holds no task")
+    for task in tasks:
+        if task.rootfs is not None and not Path(task.rootfs).is_dir():
+            raise UsageError(f"{path}: task {task.task_id!r}: no such rootfs folder: {task.rootfs}")
     return tasks
 
 

@@ -1,10 +1,12 @@
 """What a person sees while a run runs: a bar on a terminal, else a line every ten seconds. On stderr, either way."""
 
 import asyncio
+import logging
 import sys
 import time
 from collections import Counter
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Self, TextIO
 
@@ -87,7 +89,7 @@ class Board:
             expand=True,
         )
         self._bar_task = self._bar.add_task("rollouts", total=self._total, completed=self._done, told="")
-        return self._bar
+        return _with_logs_above(self._bar)
 
     def _refresh(self) -> None:
         if self._bar is not None and self._bar_task is not None:
@@ -101,3 +103,19 @@ class Board:
     def _say(self, line: str) -> None:
         self._stream.write(line + "\n")
         self._stream.flush()
+
+
+@contextmanager
+def _with_logs_above(bar: Progress) -> Iterator[None]:
+    """Show the bar, and have what is logged meanwhile printed above it instead of through it."""
+    ours = [handler for handler in logging.getLogger().handlers if getattr(handler, "stream", None) is sys.stderr]
+    handlers = [handler for handler in ours if isinstance(handler, logging.StreamHandler)]
+    before = sys.stderr
+    with bar:
+        for handler in handlers:
+            handler.setStream(sys.stderr)  # While the bar is shown, rich's.
+        try:
+            yield
+        finally:
+            for handler in handlers:
+                handler.setStream(before)

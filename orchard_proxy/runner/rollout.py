@@ -28,6 +28,7 @@ WORKDIR, HOME = "/workspace", "/home/agent"
 _TAIL_CHARS = 2000
 _ANSWER_CHARS = 20_000
 _ABORT_PATIENCE_S = 5.0
+_ASKED_FOR = frozenset({"bad_path", "no_such_rootfs"})
 
 
 class House(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +126,7 @@ class Attempt:
 
     async def _work(self) -> Ended:
         launch = self._house.harness.plan(self._request())
-        sandbox = await self._house.backend.create(self._spec(launch))
+        sandbox = await self._created(self._spec(launch))
         try:
             self._phase = Phase.SETUP
             if failure := await self._set_up(sandbox, launch):
@@ -133,6 +134,15 @@ class Attempt:
             return await self._run(sandbox, launch)
         finally:
             await self._close(sandbox)
+
+    async def _created(self, spec: SandboxSpec) -> Sandbox:
+        """Create the sandbox. What cannot be created because the task asks for it is the task's fault."""
+        try:
+            return await self._house.backend.create(spec)
+        except SandboxError as error:
+            if error.failure.code in _ASKED_FOR:
+                error.failure = msgspec.structs.replace(error.failure, blame=Blame.TASK)
+            raise
 
     async def _close(self, sandbox: Sandbox) -> None:
         """Close the sandbox; that it cannot be removed changes nothing of how the rollout ended."""

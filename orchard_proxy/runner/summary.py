@@ -12,7 +12,7 @@ import msgspec
 
 from orchard_proxy.runner import passk
 from orchard_proxy.runner.control import Listed, ListedCall
-from orchard_proxy.runner.plan import RunPlan, Slot, group_id
+from orchard_proxy.runner.plan import RunPlan, Slot, group_id, is_infra
 from orchard_proxy.schema.enums import Blame, RolloutStatus
 
 PASSED = 1.0 - 1e-9
@@ -58,6 +58,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     tasks: list[TaskSummary]
     total: Totals
     interrupted: bool
+    left: int
+    """Samples that `--resume` would run."""
     wall_s: float
     export: str
     """The command that exports what was recorded."""
@@ -95,6 +97,7 @@ def build(
         tasks=tasks,
         total=total,
         interrupted=interrupted,
+        left=sum(_is_left(attempts) for attempts in every),
         wall_s=round(wall_s, 3),
         export=export,
     )
@@ -140,6 +143,11 @@ def _totals(samples: Sequence[list[Seen]], counts: Sequence[tuple[int, int]], n:
         sampled_tokens=sum(sum(call.sampled_tokens) for call in calls),
         duration_s_mean=round(statistics.fmean(durations), 3) if durations else None,
     )
+
+
+def _is_left(attempts: Sequence[Seen]) -> bool:
+    last = attempts[-1].rollout if attempts else None
+    return last is None or last.status is RolloutStatus.RUNNING or is_infra(last)
 
 
 def _is_finished(one: Listed) -> bool:

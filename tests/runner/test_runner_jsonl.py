@@ -94,6 +94,15 @@ def test_nothing_to_do_and_nowhere_to_look(tmp_path):
         loading.load(tmp_path / "nowhere")
 
 
+def test_a_rootfs_that_is_not_there(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"task_id": "t", "prompt": "p", "rootfs": "roots/x"}')
+    with pytest.raises(UsageError, match="task 't': no such rootfs folder"):
+        loading.load(path)
+    (tmp_path / "roots" / "x").mkdir(parents=True)
+    assert loading.load(path)[0].rootfs == str(tmp_path / "roots" / "x")
+
+
 def test_the_digest_sees_what_matters(tmp_path):
     first = parse({"task_id": "t", "prompt": "p"})
     assert loading.digest(first) == loading.digest(parse({"prompt": "p", "task_id": "t"}))

@@ -99,6 +99,7 @@ async def test_a_rollout_from_its_files_to_its_reward(house):
             (1.0, "agent_killed", Blame.AGENT),
             id="killed, and still graded",
         ),
+        pytest.param({"workdir": "/usr/x"}, "true", (None, "bad_path", Blame.TASK), id="a workdir where none may be"),
         pytest.param({}, "exec /no/such/program", (None, "launch_failed", Blame.CLIENT), id="no such program"),
     ],
 )
