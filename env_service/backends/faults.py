@@ -5,6 +5,7 @@ from pathlib import Path
 
 from env_service import seccomp
 from env_service.agent import frames
+from env_service.backends import idmap
 from env_service.backends.host import Host
 from orchard_proxy.schema.enums import Blame, Phase
 from orchard_proxy.schema.sandbox import SandboxError
@@ -34,7 +35,11 @@ def refuse_host(facts: Host) -> None:
 
 
 def create_failed(said: str) -> SandboxError:
-    """Turn what bubblewrap said into what to do."""
+    """Turn what bubblewrap and the launcher said into what to do."""
+    if idmap.COMPLAINT in said:
+        return _create(
+            "rootfs_unsupported", f"{said}: put the rootfs on ext4, xfs, btrfs or tmpfs, on Linux 5.19 or later"
+        )
     if any(sign in said for sign in _USERNS_SIGNS):
         return _create(
             "no_user_namespaces",

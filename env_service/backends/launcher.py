@@ -5,10 +5,13 @@ still root, takes a mount namespace of its own, binds each source to a staging f
 uid. The staging mounts are seen by nobody else and vanish with the namespace.
 """
 
+import shlex
 from collections.abc import Sequence
 
 STAGE = "/run/orchard/stage"
 ROOT = f"{STAGE}/root"
+OTHERS = 0x70020000
+"""Owners other than root of what is in a rootfs appear from here on: they are nobody's, like the rest of this range."""
 
 _SCRIPT = r"""
 umask 022
@@ -21,9 +24,10 @@ while [ "$1" != -- ]; do
       mount --bind "$2" "$3"; shift 3 ;;
     root)
       mkdir "$STAGE/lower" "$STAGE/writable" "$STAGE/root"
-      mount --bind "$2" "$STAGE/lower"
+      idmap "$2" "$STAGE/lower" "$OWNER" "$OTHERS"
       mount -t tmpfs -o "mode=0755,size=$3,nosuid,nodev" orchard-root "$STAGE/writable"
       mkdir "$STAGE/writable/upper" "$STAGE/writable/work"
+      chown "$OWNER:$OWNER" "$STAGE/writable/upper"
       mount -t overlay -o "lowerdir=$STAGE/lower,upperdir=$STAGE/writable/upper,workdir=$STAGE/writable/work" \
         orchard-overlay "$STAGE/root"
       shift 3 ;;
@@ -44,7 +48,8 @@ def staged(index: int) -> str:
 class Staging:
     """Collect the steps of one launch."""
 
-    def __init__(self) -> None:
+    def __init__(self, idmap: Sequence[str] = ("false",)) -> None:
+        self._idmap = idmap
         self._steps: list[str] = []
         self._count = 0
 
@@ -77,7 +82,8 @@ class Staging:
 
     def argv(self, uid: int, command: Sequence[str]) -> list[str]:
         """Spell the whole launch."""
-        script = f"set -e\nSTAGE={STAGE}\n{_SCRIPT}"
+        script = f"set -e\nSTAGE={STAGE}\nOWNER={uid}\nOTHERS={OTHERS}\n"
+        script += f'idmap() {{ {shlex.join(self._idmap)} "$@"; }}\n{_SCRIPT}'
         words = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script, "orchard-launch"]
         words += [*self._steps, "--", "setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups"]
         return [*words, "--inh-caps=-all", *command]

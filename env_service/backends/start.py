@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from env_service import seccomp
-from env_service.backends import bwrap, interpreter
+from env_service.backends import bwrap, idmap, interpreter
 from env_service.backends.host import Host
 from env_service.backends.launcher import Staging
 from env_service.backends.process import Launched, memory_file
@@ -45,7 +45,7 @@ class _Plan:
         self._facts = facts
         self._spec = spec
         self._uid = uid
-        self._staging = Staging()
+        self._staging = Staging([facts.interpreter, "-I", "-S", idmap.__file__])
         self._staging.join([str(folder) for folder in cgroups])
         choose = interpreter.on_host_folders if spec.rootfs is None else interpreter.on_rootfs
         self._python = choose(facts.interpreter, facts.prefix)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from env_kit import needs_root
 
+from orchard_proxy.schema.sandbox import SandboxError
+
 PROGRAMS = ("sh", "cat", "ls", "id", "touch", "sleep")
 NOBODY_UID = 54321
 
@@ -46,13 +48,26 @@ async def test_a_rootfs_is_the_whole_system(make, rootfs):
 
 
 async def test_what_is_written_over_a_rootfs_stays_in_the_sandbox(make, rootfs):
-    before = sorted(str(path) for path in rootfs.rglob("*"))
+    def state() -> list[tuple[str, int, int]]:
+        return sorted((str(path), path.stat().st_uid, path.stat().st_mtime_ns) for path in rootfs.rglob("*"))
+
+    before = state()
     for _ in range(2):
-        sb = await make(rootfs=str(rootfs), workdir="/srv/work", home="/root")
-        await sb.exec("touch /opt/new; touch /bin/new; touch new")
-        assert (await sb.exec("ls")).stdout == b"new\n"
+        sb = await make(rootfs=str(rootfs), workdir="/srv/work", home="/root", scratch=["/tests"])
+        result = await sb.exec(
+            "touch /new /opt/new /bin/new /tests/new new && echo more >> /opt/marker && ls && ls /opt"
+        )
+        assert (result.stdout, result.stderr) == (b"new\nmarker\nnew\n", b"")
+        assert (await sb.exec("cat /opt/marker")).stdout == b"another root\nmore\n"
         await sb.close()
-    assert sorted(str(path) for path in rootfs.rglob("*")) == before
+    assert state() == before
+
+
+@needs_root
+async def test_a_file_system_that_cannot_map_owners_is_refused(make):
+    with pytest.raises(SandboxError) as caught:
+        await make(rootfs="/proc")
+    assert caught.value.failure.code == "rootfs_unsupported"
 
 
 AS_USER = """
