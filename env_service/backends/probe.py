@@ -26,6 +26,11 @@ async def prove(found: Watched, host: Host, cgroups: Cgroups) -> dict[str, str]:
     for key, value in wanted.items():
         if status.get(key) != value:
             raise faults.not_isolated(f"in a sandbox {key} is {status.get(key)}, not {value}")
+    interfaces = [line.split(b":")[0].strip() for line in (await found.read("/proc/net/dev")).splitlines()[2:]]
+    if interfaces != [b"lo"]:
+        raise faults.not_isolated(f"in a sandbox there are network interfaces: {interfaces}")
+    if (await found.exec("echo > /usr/orchard-check", timeout_s=30)).ok:
+        raise faults.not_isolated("a sandbox can write to /usr")
     outside = _uid_outside(found.pid)
     if outside == 0:
         raise faults.not_isolated("a sandbox's uid is root on the host")
