@@ -49,7 +49,7 @@ def run(folder, tasks, script, harness, *more):
         assert done.returncode == 0, done.stderr
         assert children.run("export", "--data", str(folder / "data"), "--out", str(folder / "out")).returncode == 0
         proof = children.run("prove", str(folder / "out"), "--upstream", engine)
-    return demo_table.read([folder / "out"]), proof.stdout.splitlines()[-1]
+    return demo_table.read(folder / "out"), proof.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("harness", ["mini-swe-agent", "react"])
@@ -87,7 +87,7 @@ def test_worked_examples_are_none_of_the_questions():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"rollouts": 1}, "rollouts in the exports"),
+        ({"rollouts": 1}, "rollouts in the export"),
         ({"trained": 0}, "without a token"),
         ({"reward": 0.5}, "mended in 50% of the attempts"),
     ],

@@ -108,9 +108,7 @@ async def test_nothing_that_a_client_saw_end_is_lost(tmp_path):
                 by_marker.setdefault(marker, []).append(call)
     for marker, text in load.ended.items():
         texts = [
-            json.loads(bytes(call.choices[0].message))["content"]
-            for call in by_marker[marker]
-            if call.outcome in ENDED
+            json.loads(bytes(call.choices[0].message))["content"] for call in by_marker[marker] if call.outcome in ENDED
         ]
         assert text in texts, [(c.call_id, c.outcome, c.delivery, c.failure) for c in by_marker[marker]]
     assert {name: rewards[name] for name in load.rewarded} == load.rewarded
