@@ -28,6 +28,10 @@ class UpstreamError(OrchardError):
         self.code = code
 
 
+class ListenError(OrchardError):
+    """The address to serve on cannot be had."""
+
+
 class ClientGoneError(OrchardError):
     """The client closed its connection, or stopped reading for too long."""
 

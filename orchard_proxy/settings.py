@@ -19,6 +19,7 @@ ENV_PREFIX = "ORCHARD_"
 MIB = 1024 * 1024
 _TABLES = frozenset({"run", "serve"})
 _T = TypeVar("_T")
+Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,7 +35,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     data: str = "orchard-data"
     host: str = "127.0.0.1"
     """Loopback: a recording proxy on a public address is a decision, not a default."""
-    port: int = 8000
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     """0 takes a free port; --port-file tells which."""
     port_file: str | None = None
     uds: str | None = None
@@ -45,19 +46,19 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     open: bool = False
     admin_key: str | None = None
     durability: Literal["process", "power"] = "process"
-    max_body_bytes: int = 64 * MIB
+    max_body_bytes: Annotated[int, msgspec.Meta(ge=1)] = 64 * MIB
     """Room for images in a request, not for an accident."""
-    connect_timeout_s: float = 10.0
+    connect_timeout_s: Positive = 10.0
     """An engine that does not take a connection in this time is down, not slow."""
-    silence_timeout_s: float = 1800.0
+    silence_timeout_s: Positive = 1800.0
     """An engine may queue and prefill for minutes; half an hour without a byte is a hung one."""
-    keepalive_s: float = 15.0
+    keepalive_s: Positive = 15.0
     """Load balancers cut connections that are silent for 60 s; a comment four times as often keeps them."""
-    client_stall_s: float = 600.0
+    client_stall_s: Positive = 600.0
     """A client that reads nothing for this long is gone, whatever its socket says."""
-    side_timeout_s: float = 10.0
+    side_timeout_s: Positive = 10.0
     """How long the end of a call waits for evidence requests that run beside it."""
-    drain_s: float = 30.0
+    drain_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     """How long a stopping proxy lets calls finish."""
 
 
@@ -90,30 +91,35 @@ def load_run(flags: Mapping[str, Any], *, config: Path | None = None) -> RunSett
 
 
 def _load(kind: type[_T], table: str, flags: Mapping[str, Any], config: Path | None) -> _T:
-    merged = _from_file(config, table)
-    merged |= _from_environment(os.environ, table)
-    merged |= {name: value for name, value in flags.items() if value is not None}
-    try:
-        return msgspec.convert(merged, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"setting of {table} is not valid: {error}") from error
-
-
-def _from_file(config: Path | None, table: str) -> dict[str, Any]:
     path = config or Path("orchard.toml")
-    if config is None and not path.exists():
+    sources = {
+        f"{path}, [{table}]": _from_file(path, table, needed=config is not None),
+        f"the environment, {ENV_PREFIX}{table.upper()}__…": _from_environment(os.environ, table),
+        "the flags": {name: value for name, value in flags.items() if value is not None},
+    }
+    merged: dict[str, Any] = {}
+    for source, settings in sources.items():
+        merged |= settings
+        try:
+            made = msgspec.convert(merged, kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"a setting is not valid ({source}): {error}.") from error
+    return made
+
+
+def _from_file(path: Path, table: str, *, needed: bool) -> dict[str, Any]:
+    if not needed and not path.exists():
         return {}
     try:
         parsed = tomllib.loads(path.read_text())
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not valid TOML: {error}") from error
-    unknown = sorted(set(parsed) - _TABLES)
-    if unknown:
-        raise UsageError(
-            f"{path}: unknown table [{unknown[0]}]; known: {', '.join(map('[{}]'.format, sorted(_TABLES)))}"
-        )
+        raise UsageError(f"cannot read {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.") from error
+    known = ", ".join(f"[{name}]" for name in sorted(_TABLES))
+    for name, value in parsed.items():
+        if name not in _TABLES or not isinstance(value, dict):
+            raise UsageError(f"{path}: {name!r} is no table of settings; known: {known}.")
     return dict(parsed.get(table, {}))
 
 

@@ -116,9 +116,9 @@ class Journal:
                 self._buffered_bytes += len(frame.payload) + FRAME_OVERHEAD_BYTES
                 self._buffered_ids.add(frame.call_id)
         if self._buffered_bytes >= FLUSH_BYTES:
-            self._flush()
+            self.flush()
         elif self._timer is None and self._pieces:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
 
     async def commit(self, frames: Sequence[Frame]) -> None:
         """Write what is buffered and these frames, and return when they are durable.
@@ -144,6 +144,11 @@ class Journal:
             raise
         self._distrust = False
 
+    @property
+    def failing(self) -> bool:
+        """Whether the last write failed."""
+        return self._failing
+
     def position(self) -> Position:
         """Return the place behind everything written so far."""
         return self._chain.position()
@@ -166,7 +171,7 @@ class Journal:
         finally:
             os.close(self._lock_fd)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Write the buffer. What cannot be written is lost, and its calls are marked."""
         pieces, call_ids = self._take()
         if not pieces:

@@ -109,15 +109,17 @@ def created(frame: RolloutFrame, known: Rollout | None) -> Rollout:
 def finished(frame: FinishFrame, known: Rollout) -> Rollout:
     """Return the rollout after a FINISH frame: the last writer wins, named rewards and metadata merge by name.
 
-    A finish that says nothing of the reward leaves the one before it; `finished_us` stays that of the first.
+    A finish that says nothing of the reward or the status leaves the one before it; `finished_us` stays that of the first.
     """
     rewards = {entry.name: entry for entry in known.rewards}
     for name, value in frame.rewards.items():
         rewards[name] = RewardEntry(name=name, value=value, set_us=frame.finished_us, version=frame.version)
-    kept = known.failure if frame.status is known.status else None
+    before = RolloutStatus.COMPLETED if known.status is RolloutStatus.RUNNING else known.status
+    status = before if frame.status is None else RolloutStatus(frame.status)
+    kept = known.failure if status is known.status else None
     return msgspec.structs.replace(
         known,
-        status=RolloutStatus(frame.status),
+        status=status,
         reward=frame.reward if frame.reward is not None else known.reward,
         rewards=list(rewards.values()),
         reward_version=frame.version,

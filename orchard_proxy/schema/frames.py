@@ -124,7 +124,8 @@ class FinishFrame(msgspec.Struct, frozen=True, kw_only=True):
 
     rollout_id: str
     finished_us: int
-    status: RolloutStatus
+    status: RolloutStatus | None = None
+    """None: as it was; `completed` when this is the first finish."""
     reward: float | None = None
     rewards: dict[str, float] = {}
     metadata: bytes = b"{}"

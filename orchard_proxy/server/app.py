@@ -21,11 +21,14 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class DataPlane:
     """What a harness may reach: the model API, under a rollout's key."""
 
-    def __init__(self, house: House, registry: Registry, metrics: Metrics, *, stall_s: float) -> None:
+    def __init__(
+        self, house: House, registry: Registry, metrics: Metrics, *, stall_s: float, max_body_bytes: int
+    ) -> None:
         self._house = house
         self._registry = registry
         self._metrics = metrics
         self._stall_s = stall_s
+        self._max_body_bytes = max_body_bytes
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Identify, then relay or refuse."""
@@ -41,9 +44,8 @@ class DataPlane:
         begun_us = now_us()
         try:
             body = await request.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            limit = f"The request is larger than {error.text or 'the limit'}. Raise max_body_bytes of orchard serve."
-            return self._refuse(identify.Refusal(413, "request_too_large", limit))
+        except web.HTTPRequestEntityTooLarge:
+            return self._refuse(identify.Refusal(413, "request_too_large", self._too_large()))
         entry = await self._known(entry, begun_us)
         incoming = Incoming(
             entry=entry,
@@ -57,6 +59,9 @@ class DataPlane:
         with self._metrics.in_flight():
             await Relay(self._house, incoming, reply).run()
         return reply.response
+
+    def _too_large(self) -> str:
+        return f"The request is larger than {self._max_body_bytes} bytes. Raise --max-body-bytes of orchard serve."
 
     async def _known(self, entry: Entry, now_us: int) -> Entry:
         """Return the one entry of a rollout; an implicit one is recorded at its first call."""

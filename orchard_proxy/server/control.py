@@ -23,7 +23,8 @@ from orchard_proxy.server import keys, render
 from orchard_proxy.server.reading import Reading
 from orchard_proxy.server.registry import Entry, Registry
 
-_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_LIST_QUERY = {"status", "group_id", "task_id", "run_id", "after", "limit", "wait_s"}
 _MAX_WAIT_S = 300.0
 _T = TypeVar("_T")
 
@@ -34,7 +35,7 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     rollout_id: str | None = None
     group_id: str | None = None
     task_id: str | None = None
-    attempt: Annotated[int, msgspec.Meta(ge=1)] = 1
+    attempt: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = 1
     run_id: str | None = None
     harness: str | None = None
     harness_version: str | None = None
@@ -46,7 +47,8 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class FinishRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /rollouts/{id}/finish."""
 
-    status: RolloutStatus = RolloutStatus.COMPLETED
+    status: RolloutStatus | None = None
+    """None: as it was, or `completed` when this is the first finish."""
     reward: float | None = None
     rewards: dict[str, float] = {}
     metadata: dict[str, Any] = {}
@@ -82,7 +84,7 @@ class ControlPlane:
             raise ControlError("The request carries two different keys. Send one, in one place.", 400)
         if carried.key is None:
             raise ControlError("No admin key. Send it as Authorization: Bearer; it is in DATA/admin.key.", 401)
-        if hmac.compare_digest(carried.key.encode(), self._admin_key.encode()):
+        if hmac.compare_digest(keys.digest(carried.key), keys.digest(self._admin_key)):
             return
         if self._registry.by_key(carried.key) is not None:
             raise ControlError(
@@ -95,10 +97,14 @@ class ControlPlane:
         wanted = _parse(body, RolloutRequest)
         rollout_id = f"r-{secrets.token_hex(8)}" if wanted.rollout_id is None else wanted.rollout_id
         if not _ID.fullmatch(rollout_id):
-            raise ControlError("rollout_id takes 1 to 128 of A-Z a-z 0-9 . _ : -", 400)
+            raise ControlError(
+                "rollout_id takes 1 to 128 of A-Z a-z 0-9 . _ : - and begins with a letter or digit.", 400
+            )
         fingerprint = hashlib.sha256(msgspec.json.encode(wanted, order="deterministic")).hexdigest()
         known = self._registry.get(rollout_id)
         if known is not None:
+            if known.implicit:
+                raise ControlError(f"{rollout_id!r} is a label that --open has recorded under. Use another id.", 409)
             if known.body_sha256 != fingerprint:
                 raise ControlError(
                     f"Rollout {rollout_id!r} exists with another body. Use a new rollout_id for a new attempt.", 409
@@ -132,6 +138,7 @@ class ControlPlane:
         return web.json_response({"rollout_id": rollout_id, "api_key": key, "base_urls": urls}, status=status)
 
     async def _list(self, request: web.Request) -> web.Response:
+        _check_query(request)
         derived = await self._reading.caught_up(_wait_s(request, default=2.0))
         rollouts = await self._reading.rollouts(
             wanted=Filter(**{name: request.query.get(name) for name in ("status", "group_id", "task_id", "run_id")}),
@@ -220,8 +227,17 @@ _SHARED_FIELDS = (
 def _parse(body: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
-    except msgspec.MsgspecError as error:
-        raise ControlError(f"The body is not valid: {error}", 400) from error
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ControlError(f"The body is not valid: {error}.", 400) from error
+
+
+def _check_query(request: web.Request) -> None:
+    unknown = sorted(set(request.query) - _LIST_QUERY)
+    if unknown:
+        raise ControlError(f"Unknown query parameter {unknown[0]!r}; known: {', '.join(sorted(_LIST_QUERY))}.", 400)
+    status = request.query.get("status")
+    if status is not None and status not in set(RolloutStatus):
+        raise ControlError(f"status is one of {', '.join(RolloutStatus)}, not {status!r}.", 400)
 
 
 def _wait_s(request: web.Request, *, default: float) -> float:

@@ -21,7 +21,10 @@ from multidict import MultiMapping
 KEY_PREFIX = "orch-"
 PATH_PREFIX = "/r/"
 _LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_SECRET_LIKE = ("sk-", "AIza", KEY_PREFIX)
+_SECRET_LIKE = re.compile(
+    r"(?i:sk-|sk_|pk-|aiza|hf_|gsk_|gh[opsur]_|github_pat_|glpat-|xox[a-z]-|ya29\.|akia|asia|nvapi-|r8_|pypi-|npm_|eyj|orch-)"
+)
+"""How the credentials of providers begin. They are no names, so nobody misses them as labels."""
 
 
 class Carried(msgspec.Struct, frozen=True):
@@ -89,7 +92,7 @@ def _basic(credential: str) -> str | None:
 
 def digest(key: str) -> str:
     """Hash a key for the record."""
-    return hashlib.sha256(key.encode()).hexdigest()
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def mint(secret: bytes, rollout_id: str) -> str:
@@ -100,7 +103,7 @@ def mint(secret: bytes, rollout_id: str) -> str:
 
 def label(key: str) -> str:
     """Name the rollout of an open-mode key. Whatever looks like a real credential is hashed, never written."""
-    if _LABEL.fullmatch(key) and not key.startswith(_SECRET_LIKE):
+    if _LABEL.fullmatch(key) and not _SECRET_LIKE.match(key) and key.strip("."):
         return key
     return "anon-" + digest(key)[:12]
 

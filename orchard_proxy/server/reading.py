@@ -33,6 +33,7 @@ class Reading:
 
     async def caught_up(self, wait_s: float) -> bool:
         """Wait until everything journaled so far is in the catalog. False: not within `wait_s`."""
+        self._journal.flush()  # What was said lazily, a delivery say, counts too.
         return await self._catalog.wait_for([self._journal.position()], wait_s)
 
     async def rollouts(self, *, wanted: Filter, after: str | None, limit: int) -> list[Rollout]:

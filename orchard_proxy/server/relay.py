@@ -133,7 +133,7 @@ class Relay:
             post = self.house.upstream.post(ENGINE_PATH, prepared.body, self.incoming.upstream_headers)
             async with post as answer:
                 self._recording.head(answer.status, dict(answer.headers))
-                if answer.status == 200 and prepared.stream and _is_event_stream(answer):
+                if answer.status == 200 and _is_event_stream(answer):
                     await self._stream(in_use.engine, request, prepared, answer, side)
                 else:
                     await self._whole(in_use.engine, request, prepared, answer, side)
@@ -232,7 +232,7 @@ class Relay:
                 outcome=verdict.outcome,
                 ended_us=now,
                 failure=verdict.failure,
-                late=finished_us is not None and self.incoming.begun_us <= finished_us,
+                late=finished_us is not None,
                 edits=self._late_edits(),
             )
         )

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from orchard_proxy.errors import UsageError
+from orchard_proxy.errors import ListenError, UsageError
 from orchard_proxy.record.journal import Journal
 from orchard_proxy.record.recorder import Recorder
 from orchard_proxy.record.recovery import load_rollouts
@@ -35,6 +35,10 @@ from orchard_proxy.upstream.client import HttpUpstream
 from orchard_proxy.upstream.health import EngineWatch
 
 logger = logging.getLogger(__name__)
+
+_MIN_ADMIN_KEY = 4
+_MAX_SOCKET_PATH_BYTES = 107
+"""The kernel's limit."""
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -81,14 +85,16 @@ async def running(settings: ServeSettings) -> AsyncIterator[Served]:
             side_timeout_s=settings.side_timeout_s,
             stopping=stopping,
         )
-        data = DataPlane(house, registry, metrics, stall_s=settings.client_stall_s)
+        data = DataPlane(
+            house, registry, metrics, stall_s=settings.client_stall_s, max_body_bytes=settings.max_body_bytes
+        )
         reading = await stack.enter_async_context(Reading(data_dir, journal))
         control = ControlPlane(
             registry=registry, recorder=recorder, reading=reading, admin_key=admin_key, secret=secret
         )
         probes = [
             web.get("/healthz", _healthy),
-            web.get("/readyz", engines.handle_ready),
+            web.get("/readyz", _Ready(engines, journal).handle),
             web.get("/metrics", metrics.handle),
         ]
         app = full_app(data, control, probes, max_body_bytes=settings.max_body_bytes)
@@ -128,6 +134,10 @@ def _check(settings: ServeSettings) -> None:
             f"--open lets anyone record under any name, so it is refused on {settings.host}. "
             "Use --host 127.0.0.1, or leave --open out and create rollouts with POST /rollouts."
         )
+    if settings.admin_key is not None and len(settings.admin_key) < _MIN_ADMIN_KEY:
+        raise UsageError(f"--admin-key needs at least {_MIN_ADMIN_KEY} characters; leave it out to have one made.")
+    if settings.uds is not None and len(os.fsencode(settings.uds)) > _MAX_SOCKET_PATH_BYTES:
+        raise UsageError(f"--uds takes a path of at most {_MAX_SOCKET_PATH_BYTES} bytes; use a shorter one.")
     if not settings.upstream.startswith(("http://", "https://")):
         raise UsageError(f"--upstream is a URL such as http://127.0.0.1:8001, not {settings.upstream!r}")
     if settings.upstream.rstrip("/").endswith("/v1"):
@@ -150,7 +160,11 @@ def _in_url(host: str) -> str:
 async def _listen(stack: AsyncExitStack, app: web.Application, settings: ServeSettings) -> int:
     runner = await _runner(stack, app, settings)
     site = web.TCPSite(runner, settings.host, settings.port, backlog=4096)
-    await site.start()
+    try:
+        await site.start()
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        raise ListenError(f"cannot listen on {where}: {error.strerror}. Choose another --host or --port.") from error
     address = runner.addresses[0]
     assert isinstance(address, tuple)
     return int(address[1])
@@ -167,7 +181,10 @@ async def _listen_unix(stack: AsyncExitStack, app: web.Application, settings: Se
 
 def _folder(data: str) -> Path:
     path = Path(data)
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--data {path} cannot be used as a folder: {error.strerror}.") from error
     return path
 
 
@@ -188,6 +205,20 @@ async def _runner(stack: AsyncExitStack, app: web.Application, settings: ServeSe
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     return runner
+
+
+class _Ready:
+    """Answers GET /readyz: 200 when calls can be relayed and recorded, else 503 and why."""
+
+    def __init__(self, engines: EngineWatch, journal: Journal) -> None:
+        self._engines = engines
+        self._journal = journal
+
+    async def handle(self, request: web.Request) -> web.Response:
+        if self._journal.failing:
+            reason = "the journal cannot be written; free space or look at the log"
+            return web.json_response({"status": "not ready", "reason": reason}, status=503)
+        return await self._engines.handle_ready(request)
 
 
 async def _healthy(_request: web.Request) -> web.Response:

@@ -97,6 +97,9 @@ def judge_finish(reasons: list[str | None]) -> Verdict:
 
 def judge_body(status: int, body: bytes) -> Verdict:
     """Judge a whole answer. An error status passes to the client as it is; a 200 that is no answer is refused."""
+    if 300 <= status < 400:
+        refuse = "The policy server redirects. Give --upstream the address it redirects to."
+        return Verdict(Outcome.ENGINE_ERROR, failed(f"http_{status}", _excerpt(body), retryable=False), refuse)
     if status != 200:
         retryable = status >= 500 or status == 429
         return Verdict(Outcome.ENGINE_ERROR, failed(f"http_{status}", _excerpt(body), retryable=retryable))

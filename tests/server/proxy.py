@@ -148,7 +148,10 @@ async def proxy_before(
             side_timeout_s=side_timeout_s,
             stopping=stopping,
         )
-        app = data_app(DataPlane(house, registry, metrics, stall_s=stall_s), max_body_bytes=max_body_bytes)
+        app = data_app(
+            DataPlane(house, registry, metrics, stall_s=stall_s, max_body_bytes=max_body_bytes),
+            max_body_bytes=max_body_bytes,
+        )
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=drain_s)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from fakes.engine import ScriptedEngine, whole
 
-from orchard_proxy.errors import JournalError, UsageError
+from orchard_proxy.errors import JournalError, ListenError, UsageError
 from orchard_proxy.server.serve import running
 from orchard_proxy.settings import ServeSettings
 
@@ -164,6 +164,12 @@ async def test_the_control_plane_is_the_admins(tmp_path, key, status):
         ("POST", "/rollouts", {"rollout_id": "a b"}, 400),
         ("POST", "/rollouts", {"rollout_id": ""}, 400),
         ("POST", "/rollouts", {"attempt": 0}, 400),
+        ("POST", "/rollouts", {"attempt": 2**31}, 400),
+        ("POST", "/rollouts", b'{"metadata":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}", 400),
+        ("POST", "/rollouts", {"rollout_id": ".."}, 400),
+        ("POST", "/rollouts", {"rollout_id": "--help"}, 400),
+        ("GET", "/rollouts?status=zz", None, 400),
+        ("GET", "/rollouts?foo=1", None, 400),
         ("POST", "/rollouts", {"metadata": []}, 400),
         ("GET", "/rollouts?limit=0", None, 400),
         ("GET", "/rollouts?limit=x", None, 400),
@@ -184,6 +190,74 @@ async def test_bad_requests_get_a_sentence(tmp_path, method, path, body, status)
         got, refused = await client.ask(method, path, body)
         assert got == status
         assert len(refused["error"]["message"]) > 10
+
+
+async def test_a_second_finish_changes_only_what_it_says(tmp_path):
+    async with server(tmp_path) as client:
+        await client.ask("POST", "/rollouts", {"rollout_id": "r1"})
+        failure = {"code": "c", "blame": "agent", "phase": "run"}
+        await client.ask("POST", "/rollouts/r1/finish", {"status": "failed", "reward": 1.0, "failure": failure})
+        await client.ask("POST", "/rollouts/r1/finish", {"metadata": {"a": 1}})
+        shown = (await client.ask("GET", "/rollouts/r1?wait_s=20"))[1]
+        assert (shown["status"], shown["reward"], shown["failure"]["code"]) == ("failed", 1.0, "c")
+        await client.ask("POST", "/rollouts/r1/finish", {"status": "completed"})
+        shown = (await client.ask("GET", "/rollouts/r1?wait_s=20"))[1]
+        assert (shown["status"], shown["reward"], shown["failure"]) == ("completed", 1.0, None)
+
+
+async def test_samples_right_after_an_answer_know_that_it_was_delivered(tmp_path):
+    async with server(tmp_path) as client:
+        key = (await client.ask("POST", "/rollouts", {"rollout_id": "r1"}))[1]["api_key"]
+        await client.ask("POST", "/v1/chat/completions", ASK, key=key)
+        found = (await client.ask("GET", "/rollouts/r1/samples?wait_s=20"))[1]
+    assert found["accounting"] == {"sampled": 3, "trained": 3, "masked": {}}
+
+
+async def test_a_label_that_goes_on_after_its_finish_is_late(tmp_path):
+    """The reward was given before these tokens were sampled, so it is not theirs."""
+    async with server(tmp_path, open=True) as client:
+        await client.ask("POST", "/v1/chat/completions", ASK, key="lab")
+        await client.ask("POST", "/rollouts/lab/finish", {"reward": 1.0})
+        assert (await client.ask("POST", "/v1/chat/completions", ASK, key="lab"))[0] == 200
+        found = (await client.ask("GET", "/rollouts/lab/samples?wait_s=20"))[1]
+        assert (await client.ask("POST", "/rollouts", {"rollout_id": "lab"}))[0] == 409
+    assert found["accounting"] == {"sampled": 6, "trained": 3, "masked": {"late": 3}}
+
+
+@pytest.mark.parametrize("carrier", ["Authorization: Bearer \xff\xfe", "x-api-key: \xff", "x-goog-api-key: \xfe"])
+@pytest.mark.parametrize("path", ["/rollouts", "/v1/chat/completions"])
+async def test_a_key_that_is_no_text_is_a_wrong_key(tmp_path, carrier, path):
+    async with server(tmp_path) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(client.url.rsplit(":", 1)[1]))
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{carrier}\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
+        writer.write(head.encode("latin-1"))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_an_address_that_cannot_be_had_is_named(tmp_path):
+    async with server(tmp_path / "one") as client:
+        port = int(client.url.rsplit(":", 1)[1])
+        with pytest.raises(ListenError, match=str(port)):
+            async with running(ServeSettings(data=str(tmp_path / "two"), port=port)):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"admin_key": ""}, "--admin-key"),
+        ({"uds": "/tmp/" + "x" * 120}, "--uds"),
+        ({"upstream": "127.0.0.1:8001"}, "--upstream"),
+        ({"upstream": "http://127.0.0.1:8001/v1"}, "--upstream"),
+        ({"data": __file__}, "--data"),
+    ],
+)
+async def test_settings_that_cannot_be_are_refused(tmp_path, settings, said):
+    with pytest.raises(UsageError, match=said):
+        async with running(ServeSettings(**{"data": str(tmp_path), "port": 0, **settings})):
+            pass
 
 
 async def test_probes(tmp_path):

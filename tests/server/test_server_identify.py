@@ -98,6 +98,12 @@ def test_session_ids_in_the_request_decide_nothing():
         ("orch-of-another-server", "anon-" + keys.digest("orch-of-another-server")[:12]),
         ("ein schlüssel", "anon-" + keys.digest("ein schlüssel")[:12]),
         ("../../etc", "anon-" + keys.digest("../../etc")[:12]),
+        ("..", "anon-" + keys.digest("..")[:12]),
+        ("SK-foo", "anon-" + keys.digest("SK-foo")[:12]),
+        ("hf_AbC123", "anon-" + keys.digest("hf_AbC123")[:12]),
+        ("AKIAIOSFODNN7EXAMPLE", "anon-" + keys.digest("AKIAIOSFODNN7EXAMPLE")[:12]),
+        ("ghp_x", "anon-" + keys.digest("ghp_x")[:12]),
+        ("skills-run-1", "skills-run-1"),
     ],
 )
 def test_open_mode_labels(key, name):

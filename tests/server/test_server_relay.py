@@ -251,6 +251,27 @@ async def test_a_client_that_asked_for_a_stream_gets_one_from_an_engine_that_ans
     assert "synthesised_stream" in [edit.name for edit in call.end.edits]
 
 
+async def test_a_stream_that_nobody_expected_is_passed_on_as_one(tmp_path):
+    """An engine that reads `"stream": "true"` as true."""
+    said = stream(b"".join(HELLO) + DONE)
+    async with ScriptedEngine(lambda _: said) as engine, proxy_before(engine.url, tmp_path, engine="openai") as proxy:
+        async with proxy.post(dumps({**ASK, "stream": "true"})) as answer:
+            seen = await answer.read()
+        (call,) = await proxy.ended()
+    assert seen == b"".join(HELLO) + DONE
+    assert call.end.outcome is Outcome.COMPLETE
+
+
+async def test_a_redirect_never_leads_the_client_past_the_proxy(tmp_path):
+    said = whole(b"", status=307, headers={"location": "http://elsewhere.invalid/"})
+    async with ScriptedEngine(lambda _: said) as engine, proxy_before(engine.url, tmp_path) as proxy:
+        async with proxy.post(dumps(ASK), allow_redirects=False) as answer:
+            assert answer.status == 502
+            assert "location" not in answer.headers
+        (call,) = await proxy.ended()
+    assert call.end.failure.code == "http_307"
+
+
 @pytest.mark.parametrize("engine_name", ["vllm", "llamacpp", "openai"])
 @pytest.mark.parametrize("mode", [UpstreamStream.OFF], ids=["off"])
 async def test_upstream_stream_off_asks_for_a_whole_answer(tmp_path, engine_name, mode):
