@@ -158,10 +158,10 @@ async def test_a_command_that_stops_its_watcher_is_ended_all_the_same(sb):
     assert await alive(sb, "61.5") == 0
 
 
-@pytest.mark.parametrize("how", ["kill -9 1", "kill -INT 1", "kill -TERM 1", "kill -STOP 1", "echo > /proc/1/mem"])
-async def test_the_supervisor_cannot_be_harmed_from_inside(sb, how):
-    await sb.exec(how, timeout_s=10)
-    assert (await sb.exec("echo alive", timeout_s=10)).stdout == b"alive\n"
+async def test_the_supervisor_cannot_be_harmed_from_inside(sb):
+    for how in ("kill -9 1", "kill -INT 1", "kill -TERM 1", "kill -STOP 1", "kill -CHLD 1", "echo > /proc/1/mem"):
+        await sb.exec(how, timeout_s=10)
+        assert (await sb.exec("echo alive", timeout_s=10)).stdout == b"alive\n", how
 
 
 async def test_a_killed_supervisor_is_a_typed_death(sb):
@@ -209,11 +209,11 @@ async def test_head_and_tail_are_kept_and_all_is_counted(make):
 
 
 @pytest.mark.case("U01")
-@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 65535, 65536, 65537, 70000, 131073, MIB - 1, MIB])
-async def test_no_byte_of_an_output_is_lost(sb, size):
-    result = await sb.exec(f"head -c {size} /dev/zero | tr '\\0' a")
-    assert result.stdout == b"a" * size
-    assert result.stdout_bytes == size
+async def test_no_byte_of_an_output_is_lost(sb):
+    for size in (0, 1, 4095, 4096, 4097, 65535, 65536, 65537, 70000, 131073, MIB - 1, MIB):
+        result = await sb.exec(f"head -c {size} /dev/zero | tr '\\0' a")
+        assert result.stdout == b"a" * size, size
+        assert result.stdout_bytes == size
 
 
 @pytest.mark.case("U05", "U08")
@@ -225,10 +225,10 @@ async def test_bytes_are_bytes_and_both_pipes_are_read(sb):
 
 
 @pytest.mark.case("I02")
-@pytest.mark.parametrize("size", [0, 1, 65537, 196609, 5_000_000])
-async def test_stdin_arrives_whole(sb, size):
-    result = await sb.exec("wc -c", stdin=b"x" * size, timeout_s=20)
-    assert int(result.stdout) == size
+async def test_stdin_arrives_whole(sb):
+    for size in (0, 1, 65537, 196609, 5_000_000):
+        result = await sb.exec("wc -c", stdin=b"x" * size, timeout_s=20)
+        assert int(result.stdout) == size
 
 
 async def test_stdin_that_nobody_reads_holds_up_nobody(sb):
@@ -249,13 +249,11 @@ async def test_words_env_and_folder(sb):
     assert b"ORCHARD" not in (await sb.exec("env")).stdout
 
 
-@pytest.mark.parametrize(
-    ("argv", "code"), [(["no-such-program"], 127), (["/etc/passwd"], 126), (["/workspace"], 126)], ids=str
-)
-async def test_what_cannot_be_run_ends_as_a_shell_would_say(sb, argv, code):
-    result = await sb.exec(argv)
-    assert result.exit_code == code
-    assert result.stderr
+async def test_what_cannot_be_run_ends_as_a_shell_would_say(sb):
+    for argv, code in ((["no-such-program"], 127), (["/etc/passwd"], 126), (["/workspace"], 126), ([], 126)):
+        result = await sb.exec(argv)
+        assert result.exit_code == code, argv
+        assert result.stderr or not argv
 
 
 @pytest.mark.case("I03")

@@ -14,26 +14,27 @@ async def code_of(awaitable) -> str:
 
 
 @pytest.mark.case("I01", "I04")
-@pytest.mark.parametrize("size", [0, 1, 200_000, 4 * MIB, 4 * MIB + 1, 41 * MIB])
-async def test_what_is_written_is_read(sb, size):
-    data = os.urandom(1) * size
-    await sb.write("deep/er/file", data)
-    assert await sb.read("/workspace/deep/er/file", limit_bytes=64 * MIB) == data
-    assert (await sb.exec("wc -c < deep/er/file; ls -A deep/er")).stdout.split() == [str(size).encode(), b"file"]
+async def test_what_is_written_is_read(sb):
+    for size in (0, 1, 200_000, 4 * MIB, 4 * MIB + 1, 41 * MIB):
+        data = os.urandom(1) * size
+        await sb.write("deep/er/file", data)
+        assert await sb.read("/workspace/deep/er/file", limit_bytes=64 * MIB) == data
+        assert (await sb.exec("wc -c < deep/er/file; ls -A deep/er")).stdout.split() == [str(size).encode(), b"file"]
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o600, 0o755, 0o400])
-async def test_modes_are_as_asked_and_nothing_becomes_setuid(sb, mode):
-    await sb.write("tool", b"#!/bin/sh\necho ran\n", mode=mode)
+async def test_modes_are_as_asked_and_nothing_becomes_setuid(sb):
+    for mode in (0o644, 0o600, 0o755, 0o400):
+        await sb.write("tool", b"#!/bin/sh\necho ran\n", mode=mode)
+        assert (await sb.exec("stat -c %a tool")).stdout == f"{mode:o}\n".encode()
     await sb.write("setuid", b"", mode=0o4755)
-    assert (await sb.exec("stat -c %a tool setuid")).stdout.split() == [f"{mode:o}".encode(), b"755"]
+    assert (await sb.exec("stat -c %a setuid")).stdout == b"755\n"
 
 
 @pytest.mark.case("I10")
-@pytest.mark.parametrize("name", ["n" * 255, "a b", "'\"", "$(x)", "-rf", "🌳", "line\n", "PATCH_EOF"])
-async def test_any_name_goes_round(sb, name):
-    await sb.write(name, b"there")
-    assert await sb.read(name) == b"there"
+async def test_any_name_goes_round(sb):
+    for name in ("n" * 255, "a b", "'\"", "$(x)", "-rf", "🌳", "line\n", "PATCH_EOF"):
+        await sb.write(name, b"there")
+        assert await sb.read(name) == b"there", name
 
 
 @pytest.mark.case("I04", "I06", "I07")

@@ -113,9 +113,9 @@ WRITABLE = ["/workspace/x", "/home/agent/x", "/tmp/x", "/dev/shm/x"]
 NOT_WRITABLE = ["/x", "/usr/x", "/usr/bin/x", "/etc/x", "/etc/passwd", "/dev/x", "/run/x", "/run/orchard/x", "/home/x"]
 
 
-@pytest.mark.parametrize("path", WRITABLE)
-async def test_it_can_write_its_own_folders(sb, path):
-    assert (await sb.exec(f"echo hi > {path} && cat {path}")).stdout == b"hi\n"
+async def test_it_can_write_its_own_folders(sb):
+    for path in WRITABLE:
+        assert (await sb.exec(f"echo hi > {path} && cat {path}")).stdout == b"hi\n", path
 
 
 async def test_further_folders_are_writable_where_asked_for(make):
@@ -124,27 +124,27 @@ async def test_further_folders_are_writable_where_asked_for(make):
     assert (await sb.exec("ls /logs")).stdout == b"verifier\n"
 
 
-@pytest.mark.parametrize("path", [*NOT_WRITABLE, "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", sys.prefix])
-async def test_it_can_write_nothing_else(sb, path):
-    result = await sb.exec(f"echo hi > {path}")
-    assert result.exit_code != 0
+async def test_it_can_write_nothing_else(sb):
+    for path in (*NOT_WRITABLE, "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", sys.prefix):
+        result = await sb.exec(f"echo hi > {path}")
+        assert result.exit_code != 0, path
     assert not Path("/usr/x").exists()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "mount -t tmpfs none /mnt",
-        "unshare -U true",
-        "unshare -r true",
-        "chroot / true",
-        "su -c true",
-        "mknod /tmp/sda b 8 0",
-    ],
+GAINS = (
+    "mount -t tmpfs none /mnt",
+    "unshare -U true",
+    "unshare -r true",
+    "chroot / true",
+    "su -c true",
+    "mknod /tmp/sda b 8 0",
+    "nsenter -t 1 -m true",
 )
-async def test_it_gains_no_rights(sb, command):
-    result = await sb.exec(command)
-    assert result.exit_code != 0
+
+
+async def test_it_gains_no_rights(sb):
+    for command in GAINS:
+        assert (await sb.exec(command)).exit_code != 0, command
 
 
 # --- processes

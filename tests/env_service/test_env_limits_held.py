@@ -72,10 +72,10 @@ async def test_file_size_and_core_files(make):
     assert (await sb.exec("ulimit -c unlimited")).exit_code != 0
 
 
-@pytest.mark.parametrize("how", ["ulimit -f unlimited", "prlimit --pid 1 --nproc=1:1", "prlimit --pid 1 --cpu=1:1"])
-async def test_limits_cannot_be_changed_from_inside(make, how):
+async def test_limits_cannot_be_changed_from_inside(make):
     sb = await make(limits=Limits(file_bytes=1 * MIB))
-    assert (await sb.exec(how)).exit_code != 0
+    for how in ("ulimit -f unlimited", "prlimit --pid 1 --nproc=1:1", "prlimit --pid 1 --cpu=1:1"):
+        assert (await sb.exec(how)).exit_code != 0, how
 
 
 async def test_too_little_memory_is_refused(make):
