@@ -13,9 +13,11 @@ from pathlib import Path, PurePosixPath
 from env_service import limits as cgroup
 from env_service.backends import faults, host, probe, slots
 from env_service.backends.sandbox import LocalSandbox
-from orchard_proxy.schema.sandbox import MIB, Sandbox, SandboxSpec
+from orchard_proxy.schema.sandbox import MIB, Limits, Sandbox, SandboxSpec
 
 _LEAST_MEMORY_BYTES = 48 * MIB
+_MOST_OUTPUT_BYTES = 48 * MIB
+"""Both outputs of a command come in one message."""
 _OWN_PROCESSES = 8
 """Supervisor and shims have the sandbox's uid and count against the commands' limit."""
 _NOT_WRITABLE = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/dev", "/run/orchard")
@@ -55,7 +57,10 @@ class LocalBackend:
     async def _create(self, spec: SandboxSpec) -> LocalSandbox:
         async with self._preparing:
             if not self._ready:
-                await asyncio.to_thread(self._prepare)
+                try:
+                    await asyncio.to_thread(self._prepare)
+                except OSError as error:
+                    raise faults.create_failed(str(error)) from error
                 self._ready = True
         _refuse_unusable(spec, root=self.host.root)
         sandbox = LocalSandbox(self, spec)
@@ -85,7 +90,13 @@ class LocalBackend:
         found = {resource.RLIMIT_CORE: 0}
         if spec.limits.file_bytes is not None:
             found[resource.RLIMIT_FSIZE] = spec.limits.file_bytes
-        if spec.limits.memory_bytes is not None and self.cgroups.memory is None:
+        _refuse_limits(spec.limits)
+    if spec.proxy_socket is not None:
+        _refuse_socket(spec.proxy_socket, root=root)
+
+
+def _refuse_limits(limits: Limits) -> None:
+    if limits.memory_bytes is not None and self.cgroups.memory is None:
             # Not RLIMIT_AS: runtimes like V8 reserve far more addresses than they ever use.
             found[resource.RLIMIT_DATA] = spec.limits.memory_bytes
         if spec.limits.processes is not None and self.host.counts_processes:
@@ -114,10 +125,10 @@ def _refuse_unusable(spec: SandboxSpec, *, root: bool) -> None:
             raise faults.bad_spec("no_such_mount", f"there is no {mount.source} to mount at {mount.target}")
     if spec.rootfs is not None and not Path(spec.rootfs).is_dir():
         raise faults.bad_spec("no_such_rootfs", f"there is no folder {spec.rootfs} to use as the root")
-    if spec.limits.memory_bytes is not None and spec.limits.memory_bytes < _LEAST_MEMORY_BYTES:
+    if spec.limits.memory_bytes is not None and limits.memory_bytes < _LEAST_MEMORY_BYTES:
         raise faults.bad_spec("memory_too_small", f"a sandbox needs {_LEAST_MEMORY_BYTES} bytes of memory")
-    if spec.proxy_socket is not None:
-        _refuse_socket(spec.proxy_socket, root=root)
+    if limits.output_bytes > _MOST_OUTPUT_BYTES:
+        raise faults.bad_spec("output_too_large", f"at most {_MOST_OUTPUT_BYTES} bytes of an output are kept")
 
 
 def _refuse_socket(path: str, *, root: bool) -> None:

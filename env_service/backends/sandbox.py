@@ -21,6 +21,7 @@ _CANCEL_S = 15.0
 _LONGEST_EXEC_S = 24 * 3600.0
 """What a command gets when no limit is named."""
 _MOST_STDIN_BYTES = 100 * MIB
+_MOST_READ_BYTES = 100 * MIB
 _MOST_ARGV_BYTES = 2 * MIB
 _RESULT_FIELDS = ("exit_code", "signal", "timed_out", "killed_by", "escalated", "stdout_bytes", "stderr_bytes")
 
@@ -181,7 +182,8 @@ class LocalSandbox:
 
     async def read(self, path: str, *, limit_bytes: int = 16 * MIB) -> bytes:
         """Read a regular file."""
-        _, data = await self._request({"op": "read", "path": self._path(path), "limit_bytes": limit_bytes})
+        most = min(limit_bytes, _MOST_READ_BYTES)
+        _, data = await self._request({"op": "read", "path": self._path(path), "limit_bytes": most})
         return data
 
     async def upload(self, source: str, target: str) -> None:
@@ -206,10 +208,12 @@ class LocalSandbox:
             await self._channel.close()
         elif self._launched is not None:
             self._launched.control.close()
-        if self._slot is not None:
-            await asyncio.to_thread(cgroup.remove, self._cgroups)
-            self._slot.release()
-        self._keeper.forget(self)
+        try:
+            if self._slot is not None:
+                await asyncio.to_thread(cgroup.remove, self._cgroups)
+                self._slot.release()
+        finally:
+            self._keeper.forget(self)
 
 
 def plain_env(extra: Mapping[str, str], home: str) -> dict[str, str]:
