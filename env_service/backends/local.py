@@ -90,13 +90,7 @@ class LocalBackend:
         found = {resource.RLIMIT_CORE: 0}
         if spec.limits.file_bytes is not None:
             found[resource.RLIMIT_FSIZE] = spec.limits.file_bytes
-        _refuse_limits(spec.limits)
-    if spec.proxy_socket is not None:
-        _refuse_socket(spec.proxy_socket, root=root)
-
-
-def _refuse_limits(limits: Limits) -> None:
-    if limits.memory_bytes is not None and self.cgroups.memory is None:
+        if spec.limits.memory_bytes is not None and self.cgroups.memory is None:
             # Not RLIMIT_AS: runtimes like V8 reserve far more addresses than they ever use.
             found[resource.RLIMIT_DATA] = spec.limits.memory_bytes
         if spec.limits.processes is not None and self.host.counts_processes:
@@ -125,7 +119,13 @@ def _refuse_unusable(spec: SandboxSpec, *, root: bool) -> None:
             raise faults.bad_spec("no_such_mount", f"there is no {mount.source} to mount at {mount.target}")
     if spec.rootfs is not None and not Path(spec.rootfs).is_dir():
         raise faults.bad_spec("no_such_rootfs", f"there is no folder {spec.rootfs} to use as the root")
-    if spec.limits.memory_bytes is not None and limits.memory_bytes < _LEAST_MEMORY_BYTES:
+    _refuse_limits(spec.limits)
+    if spec.proxy_socket is not None:
+        _refuse_socket(spec.proxy_socket, root=root)
+
+
+def _refuse_limits(limits: Limits) -> None:
+    if limits.memory_bytes is not None and limits.memory_bytes < _LEAST_MEMORY_BYTES:
         raise faults.bad_spec("memory_too_small", f"a sandbox needs {_LEAST_MEMORY_BYTES} bytes of memory")
     if limits.output_bytes > _MOST_OUTPUT_BYTES:
         raise faults.bad_spec("output_too_large", f"at most {_MOST_OUTPUT_BYTES} bytes of an output are kept")
