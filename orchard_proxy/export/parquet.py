@@ -96,12 +96,26 @@ class TableWriter:
             return
         if self._part_bytes and self._part_bytes + self._pending_bytes > self._file_bytes:
             self._open_part()
-        batch = arrow.record_batch(self.table, self._pending)
+        batch = _batch(self.table, self._pending)
         self._writers[-1].write_batch(batch, row_group_size=len(self._pending))
         self._part_rows[-1] += len(self._pending)
         self.rows += len(self._pending)
         self._part_bytes += self._pending_bytes
         self._pending, self._pending_bytes = [], 0
+
+
+def _batch(table: str, rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    """Build a batch; where Arrow refuses it, say which row is to blame."""
+    try:
+        return arrow.record_batch(table, rows)
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
+        if len(rows) > 1:
+            for row in rows:
+                _batch(table, [row])
+        names = ", ".join(
+            f"{name} {rows[0][name]}" for name in ("rollout_id", "call_id", "sample_id") if name in rows[0]
+        )
+        raise ExportError(f"the row of {table} with {names} cannot be written: {error}") from error
 
 
 @contextmanager

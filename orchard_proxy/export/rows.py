@@ -11,19 +11,18 @@ from typing import Any, TypeVar
 import msgspec
 
 from orchard_proxy.export.jsontext import json_text
-from orchard_proxy.schema.columns import CALLS, CHOICE_FIELDS, ROLLOUTS, SAMPLES, TURN_FIELDS, Column, Kind
+from orchard_proxy.schema.columns import CALLS, CHOICE_FIELDS, LIMITS, ROLLOUTS, SAMPLES, TURN_FIELDS, Column, Kind
 from orchard_proxy.schema.packed import count
 from orchard_proxy.schema.records import Call, Choice, PromptRef, Rollout, Sample, Usage
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
-_INT32_MAX = 2**31 - 1
+_REWARD_FIELDS = next(column.fields for column in ROLLOUTS if column.name == "rewards")
 
 
 def rollout_row(rollout: Rollout, calls: list[Call]) -> dict[str, Any]:
     """Return the row of a rollout; `calls` are counted into it."""
-    rewards = [_members(entry) for entry in rollout.rewards]
     special = {
-        "rewards": [entry | {"set_at": entry["set_us"]} for entry in rewards],
+        "rewards": [_row(_REWARD_FIELDS, entry, {"set_at": entry.set_us}) for entry in rollout.rewards],
         "failure": _members(rollout.failure),
         "calls": len(calls),
         "sampled_tokens": sum(_sampled(choice) for call in calls for choice in call.choices),
@@ -117,8 +116,8 @@ def _row(columns: tuple[Column, ...], record: msgspec.Struct, special: dict[str,
 def _value(column: Column, value: Any) -> Any:
     if column.kind is Kind.JSON:
         return json_text(value)
-    if column.kind is Kind.INT32 and column.nullable and value is not None and abs(value) > _INT32_MAX:
-        return None  # a count that no engine can mean; one lying engine must not stop an export
+    if column.kind in LIMITS and value is not None:
+        return column.fit(value)  # the deriver did this too and named it; one odd number must not stop an export
     return value
 
 

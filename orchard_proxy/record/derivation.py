@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchard_proxy.record import open_call, rollout_state
+from orchard_proxy.record import bounds, open_call, rollout_state
 from orchard_proxy.record.catalog import Batch, Catalog
-from orchard_proxy.record.open_call import OpenCall
+from orchard_proxy.record.open_call import OpenCall, ReadCall
 from orchard_proxy.record.queries import Progress
 from orchard_proxy.record.reader import Read
 from orchard_proxy.record.rollout_state import RolloutState
 from orchard_proxy.record.segments import Position, list_segments
-from orchard_proxy.record.stored import call_row
+from orchard_proxy.record.stored import SharedText, call_row
 from orchard_proxy.record.tail import Step, Tail
 from orchard_proxy.schema.enums import Delivery
 from orchard_proxy.schema.frames import EndFrame, FinishFrame, FrameType, RolloutFrame
@@ -127,7 +127,7 @@ class Derivation:
         if read.kind is FrameType.ROLLOUT:
             frame = _ROLLOUT.decode(read.payload)
             state = self._state(frame.rollout_id, frame.created_us)
-            state.rollout = rollout_state.created(frame, state.rollout)
+            state.rollout = _fitting(rollout_state.created(frame, state.rollout))
         elif read.kind is FrameType.FINISH:
             self._finish(_FINISH.decode(read.payload))
         elif read.kind is FrameType.DELIVERED:
@@ -145,7 +145,7 @@ class Derivation:
 
     def _close(self, one: OpenCall, end: EndFrame) -> None:
         state = self._state(one.begin.rollout_id, one.begin.begun_us)
-        call, text = state.place(open_call.read(one, end, self._commits))
+        call, text = state.place(_storable(open_call.read(one, end, self._commits)))
         self._commits += 1
         self._rows[call.call_id] = len(self._batch.calls)
         self._batch.calls.append(call_row(call, text))
@@ -159,7 +159,7 @@ class Derivation:
 
     def _finish(self, frame: FinishFrame) -> None:
         state = self._state(frame.rollout_id, frame.finished_us)
-        state.rollout = rollout_state.finished(frame, state.rollout)
+        state.rollout = _fitting(rollout_state.finished(frame, state.rollout))
         self._batch.confirmed_rollouts.add(frame.rollout_id)
         for row in self._batch.calls:
             if row["rollout_id"] == frame.rollout_id and not row["late"]:
@@ -241,6 +241,23 @@ class _States:
         state = RolloutState(rollout, *self._catalog.totals(rollout_id))
         state.restore(self._catalog.calls(rollout_id))
         return state
+
+
+def _storable(read: ReadCall) -> ReadCall:
+    """Try before the call takes its place in the forest whether it can be stored; later calls build on it there."""
+    try:
+        call_row(read.call, SharedText())
+    except Exception:  # one record that no store takes must not stop the derivation of all the others
+        logger.exception("call %s of rollout %s could not be stored", read.call.call_id, read.call.rollout_id)
+        return open_call.unread(read.call)
+    return read
+
+
+def _fitting(rollout: Rollout) -> Rollout:
+    fits, odd = bounds.rollout(rollout)
+    if odd:
+        logger.warning("rollout %s: %s does not fit its column and was cut down to it", rollout.rollout_id, odd)
+    return fits
 
 
 def _confirm(row: dict[str, object]) -> None:

@@ -11,10 +11,11 @@ import msgspec
 
 from orchard_proxy.engines import registry
 from orchard_proxy.engines.base import Exchange
+from orchard_proxy.record import bounds
 from orchard_proxy.record.segments import Position
 from orchard_proxy.schema.enums import Delivery, Outcome
 from orchard_proxy.schema.frames import BeginFrame, Edit, EditFrame, EndFrame, EvidenceFrame, FrameType, HeadFrame
-from orchard_proxy.schema.records import Call, CallEvidence
+from orchard_proxy.schema.records import Call, CallEvidence, Usage
 from orchard_proxy.wire import chat
 
 logger = logging.getLogger(__name__)
@@ -117,7 +118,29 @@ def read(one: OpenCall, end: EndFrame, commit_seq: int) -> ReadCall:
         evidence_rejected=evidence.rejected,
         http_status=one.head.status if one.head else None,
     )
-    return ReadCall(call, evidence)
+    return ReadCall(bounds.call(call), evidence)
+
+
+def unread(whole: Call) -> ReadCall:
+    """Return a call of which nothing is kept but that it was: for one that could not be placed or stored."""
+    bare = msgspec.structs.replace(
+        whole,
+        model=None,
+        failure=None,
+        parent_call_id=None,
+        parent_choice=None,
+        prompt=None,
+        prompt_tokens=None,
+        choices=[],
+        usage=Usage(),
+        sampling=msgspec.Raw(b"{}"),
+        messages=_NULL,
+        tools=_NULL,
+        edits=[],
+        problems=["derive_failed"],
+        evidence_rejected=True,
+    )
+    return ReadCall(bare, CallEvidence(problems=bare.problems, rejected=True))
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +181,7 @@ def _evidence(one: OpenCall, end: EndFrame) -> CallEvidence:
     except Exception:  # as above: the journal keeps the bytes, and the next derive may know better
         logger.exception("the evidence of call %s could not be read", one.call_id.hex())
         return CallEvidence(problems=["derive_failed"], rejected=True)
-    return _distinct(evidence)
+    return _distinct(bounds.evidence(evidence))
 
 
 def _exchange(one: OpenCall, edit: EditFrame, end: EndFrame) -> Exchange:

@@ -13,7 +13,7 @@ from sqlalchemy.types import TypeEngine
 
 from orchard_proxy.schema.columns import CALLS, ROLLOUTS, Column, Kind
 
-CATALOG_VERSION = 1
+CATALOG_VERSION = 2
 """Raise it when a stored catalog must be derived again to be read."""
 
 _SQL_TYPES: dict[Kind, type[TypeEngine[Any]]] = {

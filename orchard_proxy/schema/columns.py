@@ -29,6 +29,14 @@ class Kind(StrEnum):
     STRUCTS = "list<struct>"
 
 
+LIMITS: dict[Kind, tuple[int, int]] = {
+    Kind.INT32: (-(2**31), 2**31 - 1),
+    Kind.INT64: (-(2**63), 2**63 - 1),
+    Kind.TIME: (-62_135_596_800_000_000, 253_402_300_799_999_999),
+}
+"""Least and largest number that a column of the kind holds; times are those that a calendar has, years 1 to 9999."""
+
+
 class Column(msgspec.Struct, frozen=True):
     """One column: name, kind, what it means, whether it may be null."""
 
@@ -40,6 +48,13 @@ class Column(msgspec.Struct, frozen=True):
     """SQL builds an index on it."""
     fields: tuple["Column", ...] = ()
     """Members of STRUCT and STRUCTS."""
+
+    def fit(self, value: int) -> int | None:
+        """Return the number if the column holds it, else null where that is allowed, else the nearest it holds."""
+        least, most = LIMITS[self.kind]
+        if least <= value <= most:
+            return value
+        return None if self.nullable else min(max(value, least), most)
 
 
 def _null(name: str, kind: Kind, doc: str, *, indexed: bool = False) -> Column:

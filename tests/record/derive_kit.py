@@ -120,7 +120,7 @@ class Scribe:
     def call(
         self, rollout_id: str, prompt: list[int], *answers: list[int], delivered: bool = True, body: bytes = b"", **over
     ) -> str:
-        call_id = self.begin(rollout_id, body)
+        call_id = self.begin(rollout_id, body or request_body("q", n=len(answers)))
         self.answer(call_id, vllm_answer(prompt, *answers))
         self.end(call_id, **over)
         if delivered:
