@@ -117,7 +117,7 @@ class Execution:
         self._killed_by = self._killed_by or "caller"
 
     def shim_ended(self) -> bool:
-        """Read the shim's report; False when it died without one and nobody of ours killed it."""
+        """Read the shim's report; False when there is none or a failed one, and its tree may live on."""
         self.shim = None
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._report_fd, 65536):
@@ -132,7 +132,7 @@ class Execution:
         else:
             self._ended = {"error": "shim_killed", "message": "the command killed the process that watched over it"}
         self._settle()
-        return bool(self._report)
+        return bool(self._report) and "error" not in self._ended
 
     def _settle(self) -> None:
         self._stop_feeding()

@@ -18,6 +18,9 @@ _CODES = {
     errno.EISDIR: "is_a_directory",
     errno.ELOOP: "symlink_loop",
     errno.ENAMETOOLONG: "name_too_long",
+    errno.EAGAIN: "no_resources",
+    errno.ENOMEM: "no_resources",
+    errno.EMFILE: "no_resources",
 }
 
 

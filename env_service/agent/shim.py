@@ -54,6 +54,8 @@ def run(command: Command, stdio: tuple[int, int, int], report: int, control: int
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         ended = _Shim(command, stdio, control).watch()
         os.write(report, json.dumps(ended).encode())
+    except (OSError, ValueError) as error:  # out of files or memory: said, not passed off as the command's doing
+        os.write(report, json.dumps({"error": "no_resources", "message": str(error)}).encode())
     finally:
         os._exit(0)
 
@@ -107,6 +109,9 @@ class _Shim:
         self._wake, wake_write = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(wake_write, False)
+        self._poll = select.poll()
+        for fd in (self._wake, self._control):
+            self._poll.register(fd, select.POLLIN)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._start = time.monotonic()
@@ -131,7 +136,8 @@ class _Shim:
         return self._report()
 
     def _wait(self, seconds: float) -> list[int]:
-        ready = select.select([self._wake, self._control], [], [], min(seconds, 3600.0))[0]
+        # Not select(): with many files open, these may have numbers that it cannot take.
+        ready = [fd for fd, _ in self._poll.poll(min(seconds, 3600.0) * 1000)]
         if self._wake in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 4096)

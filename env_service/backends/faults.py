@@ -10,7 +10,15 @@ from env_service.backends.host import Host
 from orchard_proxy.schema.enums import Blame, Phase
 from orchard_proxy.schema.sandbox import SandboxError
 
-_AGENT_CODES = {"shim_killed", "no_such_file", "file_too_large", "not_permitted", "read_only", "disk_full"}
+_AGENT_CODES = {
+    "shim_killed",
+    "no_resources",
+    "no_such_file",
+    "file_too_large",
+    "not_permitted",
+    "read_only",
+    "disk_full",
+}
 _USERNS_SIGNS = ("namespace", "uid map", "unshare", "Operation not permitted", "No space left")
 _SYSCTLS = (
     ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),

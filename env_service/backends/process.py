@@ -107,6 +107,10 @@ class Launched:
         except TimeoutError:
             self._kill(self._process.pid)
             await self._ended.wait()
+        # A bubblewrap that was killed before it had tied the supervisor to itself leaves it alive, and its stderr open;
+        # what ends it then is the end of its control socket.
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
         await self._silent.wait()
 
     @staticmethod

@@ -1,5 +1,6 @@
 """What a program inside can and cannot do. Each refusal has a control beside it: the same act where it is allowed."""
 
+import asyncio
 import os
 import socket
 import sys
@@ -248,6 +249,24 @@ async def test_the_proxy_takes_large_bodies_and_many_connections(make, proxy_soc
     )
     result = await sb.exec([*PYTHON, code], timeout_s=60)
     assert result.stdout.decode().split("\n")[:2] == ["POST /x 20000000", "300"], result.stderr
+
+
+async def test_a_flood_of_connections_leaves_room_for_commands(make, proxy_socket):
+    sb = await make(proxy_socket=proxy_socket)
+    code = (
+        "import socket,resource,time\n"
+        "h=resource.getrlimit(resource.RLIMIT_NOFILE)[1]\nresource.setrlimit(resource.RLIMIT_NOFILE,(h,h))\n"
+        "held=[]\n"
+        "def one():\n s=socket.socket(); s.setblocking(False); s.connect_ex(('127.0.0.1',8080)); held.append(s)\n"
+        "for _ in range(min(8000,h-50)): one()\n"
+        "print(len(held),flush=True); time.sleep(60)"
+    )
+    flood = asyncio.create_task(sb.exec([*PYTHON, code], timeout_s=3, grace_s=0.2))
+    await asyncio.sleep(1.8)
+    assert (await sb.exec("echo alive", timeout_s=10)).stdout == b"alive\n"
+    assert int((await flood).stdout) > 900
+    await asyncio.sleep(0.2)
+    assert await get(sb, "http://127.0.0.1:8080/after") == b"GET /after 0\n"
 
 
 async def test_a_client_that_goes_away_is_seen_at_the_proxy(make, tmp_path):
