@@ -52,6 +52,8 @@ def repair() -> list[dict]:
             "task_id": "repair",
             "prompt": "A test of this repository fails. Find out why, mend it, and commit.",
             "files": files,
+            # Python takes bytecode for current while time (in seconds) and size of the source stay, as in a quick mend.
+            "env": {"PYTHONDONTWRITEBYTECODE": "1"},
             # Tests that pass already would prove nothing, so the set-up insists that they fail.
             "setup": f"git init -q && {name} && git add . && git commit -qm Statistics && ! python3 -m unittest",
             "grade": {

@@ -3,11 +3,14 @@
 `make demo` itself, with a real model, takes minutes and is run by hand and by whoever tries Orchard.
 """
 
-import contextlib
 import fcntl
 import json
+import shutil
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import demo
 import demo_table
@@ -102,11 +105,31 @@ def test_a_demo_that_shows_less_fails(change, said):
         demo.check(rows)
 
 
-def test_a_second_demo_in_the_same_tree_is_refused():
-    demo.BUILD.mkdir(exist_ok=True)
-    with (demo.BUILD / "demo.lock").open("w") as lock:
-        with contextlib.suppress(BlockingIOError):  # a demo that is running holds it as well as we would
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        done = subprocess.run([sys.executable, demo.__file__], capture_output=True, text=True, timeout=60, check=False)
+def copied(tree):
+    """Return the demo in a tree of its own: its data is there."""
+    shutil.copytree(Path(demo.__file__).parent, tree / "examples")
+    (tree / "build").mkdir()
+    return [sys.executable, str(tree / "examples" / "demo.py")]
+
+
+def test_a_second_demo_in_the_same_tree_is_refused(tmp_path):
+    command = copied(tmp_path)
+    with (tmp_path / "build" / "demo.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "another demo is running in this tree" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_demo_that_is_stopped_leaves_no_server(number, tmp_path):
+    with subprocess.Popen(copied(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        began = time.monotonic()
+        while not (tmp_path / "build" / "demo" / "smollm2.port").exists():
+            assert process.poll() is None
+            assert time.monotonic() < began + 120
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(30) == 1
+        assert process.stderr.read().endswith("demo: interrupted\n")
+    assert children.pids_of("--port-file", str(tmp_path / "build" / "demo" / "smollm2.port")) == []
