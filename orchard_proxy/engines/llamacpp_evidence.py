@@ -11,6 +11,7 @@ from typing import Any
 from orchard_proxy.engines.base import Exchange
 from orchard_proxy.engines.evidence import entry_ids, entry_member, is_subsequence
 from orchard_proxy.engines.reading import Reading, Tokens, read
+from orchard_proxy.engines.repeated import is_repeated
 from orchard_proxy.engines.verdict import Claim, Prompt, conclude, read_prompt
 from orchard_proxy.schema.frames import EvidenceFrame
 from orchard_proxy.schema.records import CallEvidence
@@ -106,6 +107,8 @@ def _with_stop(said: AnswerChoice, reading: Reading) -> AnswerChoice:
 def _prompt(exchange: Exchange, reading: Reading) -> Prompt:
     """Read the prompt ids from the requests beside the generation, and hold them against the answer."""
     tokens = _side_member(exchange.side, "/tokenize", "tokens")
+    if any(frame.answer.count(b'"tokens"') > 1 and is_repeated(frame.answer) for frame in exchange.side):
+        return Prompt(problems=["prompt_member_repeated"], contradicts=True)
     prompt = read_prompt([] if tokens is None else [tokens], exchange, reading.answer.usage)
     rendered = _side_member(exchange.side, "/apply-template", "prompt")
     reported = reading.verbose.get("prompt")

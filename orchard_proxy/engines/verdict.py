@@ -63,8 +63,8 @@ def conclude(
     """Return the graded evidence of a call."""
     verdicts = [_judge(claim, exchange, reading.answer.usage, prompt, alone=len(claims) == 1) for claim in claims]
     choices = [choice for choice, _ in verdicts]
-    problems = [*reading.problems, *(prompt.problems if claims else [])]
-    rejected = prompt.contradicts or any(contradicts for _, contradicts in verdicts)
+    problems = [*reading.problems, *reading.contradictions, *(prompt.problems if claims else [])]
+    rejected = bool(reading.contradictions) or prompt.contradicts or any(contradicts for _, contradicts in verdicts)
     counted = reading.answer.usage.completion_tokens
     if usage_is_sum and counted is not None and (reading.counts_all or len(claims) == 1) and choices:
         if all(choice.token_ids for choice in choices) and sum(c.sampled_tokens for c in choices) != counted:

@@ -4,8 +4,9 @@ Nothing but this module and its `chat_*` parts knows the field names of that API
 """
 
 from orchard_proxy.wire.chat_errors import error_body, error_event
-from orchard_proxy.wire.chat_fold import Answer, AnswerChoice, StreamFold, read_answer
+from orchard_proxy.wire.chat_fold import Answer, AnswerChoice, StreamFold, read_answer, read_usage
 from orchard_proxy.wire.chat_message import canonical, identity
+from orchard_proxy.wire.chat_numbers import ChoiceNumbers
 from orchard_proxy.wire.chat_repair import repair_tool_arguments
 from orchard_proxy.wire.chat_request import DIALECT, ChatRequest, decode, messages, sampling, tools
 from orchard_proxy.wire.chat_synth import synthesise
@@ -15,6 +16,7 @@ __all__ = [
     "Answer",
     "AnswerChoice",
     "ChatRequest",
+    "ChoiceNumbers",
     "StreamFold",
     "canonical",
     "decode",
@@ -23,6 +25,7 @@ __all__ = [
     "identity",
     "messages",
     "read_answer",
+    "read_usage",
     "repair_tool_arguments",
     "sampling",
     "synthesise",

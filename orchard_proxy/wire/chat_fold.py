@@ -14,6 +14,9 @@ from orchard_proxy.wire import jsonbytes
 from orchard_proxy.wire.chat_message import canonical, reasoning_of, text_of
 from orchard_proxy.wire.chat_tools import ToolCallFold
 
+MOST_TOKENS = 1 << 31
+"""No engine counts as many."""
+
 
 class AnswerChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One choice of an answer."""
@@ -175,7 +178,7 @@ def _index(choice: dict[str, Any], position: int) -> int:
 
 
 def _count(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value < MOST_TOKENS else None
 
 
 def _string(value: Any) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any
 from orchard_proxy.engines.base import Exchange
 from orchard_proxy.schema.packed import unpack_floats, unpack_ids
 
-REQUEST = b'{"model":"smol","messages":[{"role":"user","content":"hi"}]}'
+REQUEST = b'{"model":"smol","n":2,"messages":[{"role":"user","content":"hi"}]}'
 
 
 def entry(logprob: Any = -0.5, token: Any = "a", **more: Any) -> dict:

@@ -451,7 +451,12 @@ def test_one_bad_choice_rejects_the_call_and_spares_the_record_of_the_other():
         ((3, 3), "ids_usage_mismatch"),
         ((3, 1), "ids_usage_mismatch"),
         ((4, 2), "prompt_usage_mismatch"),
-        ((3, "2"), None),
+        ((3, "2"), "usage_malformed"),
+        (("3", 2), "usage_malformed"),
+        ((3, 2.0), "usage_malformed"),
+        ((3, True), "usage_malformed"),
+        ((-3, 2), "usage_malformed"),
+        ((3, 2**31), "usage_malformed"),
     ],
     ids=str,
 )
