@@ -79,12 +79,12 @@ def closed(sandbox_id: str) -> SandboxError:
     return SandboxError("sandbox_closed", f"sandbox {sandbox_id} is closed", phase=Phase.RUN, retryable=False)
 
 
-def dead(sandbox_id: str, *, out_of_memory: bool) -> SandboxError:
+def dead(sandbox_id: str, said: str, *, out_of_memory: bool) -> SandboxError:
     """Say that the sandbox ended under our hands."""
     if out_of_memory:
         message = f"sandbox {sandbox_id} ran out of memory, and its supervisor was killed"
         return SandboxError("sandbox_oom", message, blame=Blame.AGENT, phase=Phase.RUN, retryable=False)
-    message = f"sandbox {sandbox_id} is dead: its supervisor ended"
+    message = f"sandbox {sandbox_id} is dead: its supervisor ended{said and ': '}{said[-500:]}"
     return SandboxError("sandbox_dead", message, phase=Phase.RUN, retryable=True)
 
 

@@ -87,11 +87,16 @@ class Launched:
         os.close(self._info)
         self._info = None
 
+    @property
+    def said(self) -> str:
+        """What was said on stderr so far, its end."""
+        return self._said.decode(errors="replace").strip()
+
     async def complaint(self) -> str:
         """Wait a moment for the end, and give what was said on the way."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._silent.wait(), 2.0)
-        return self._said.decode(errors="replace").strip()
+        return self.said
 
     async def end(self) -> None:
         """Kill it all and wait until it is dead.

@@ -124,7 +124,8 @@ class LocalSandbox:
     def _dead(self) -> Exception:
         if self._closing is not None:
             return faults.closed(self._spec.sandbox_id)
-        return faults.dead(self._spec.sandbox_id, out_of_memory=self._oom_kills() > 0)
+        said = self._launched.said if self._launched is not None else ""
+        return faults.dead(self._spec.sandbox_id, said, out_of_memory=self._oom_kills() > 0)
 
     async def exec(
         self,
