@@ -109,7 +109,8 @@ def created(frame: RolloutFrame, known: Rollout | None) -> Rollout:
 def finished(frame: FinishFrame, known: Rollout) -> Rollout:
     """Return the rollout after a FINISH frame: the last writer wins, named rewards and metadata merge by name.
 
-    A finish that says nothing of the reward or the status leaves the one before it; `finished_us` stays that of the first.
+    A finish that says nothing of the reward or the status leaves the one before it. `finished_us` stays that of the
+    first.
     """
     rewards = {entry.name: entry for entry in known.rewards}
     for name, value in frame.rewards.items():
