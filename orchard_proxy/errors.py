@@ -20,6 +20,14 @@ class JournalDamagedError(OrchardError):
     """A segment cannot be read past some offset."""
 
 
+class CatalogError(OrchardError):
+    """The catalog cannot be read or written now. The journal has everything that it says."""
+
+
+class CatalogDamagedError(CatalogError):
+    """The catalog is no catalog any more: it must be made again from the journal."""
+
+
 class UpstreamError(OrchardError):
     """The engine could not be reached, was cut off, or fell silent. `code` says which, for the record."""
 

@@ -4,28 +4,18 @@ Derives the journal to its end first (or waits for the deriver of a running serv
 in what is read. Memory is one page of rollouts and the calls of one.
 """
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 from orchard_proxy.assemble import samples
-from orchard_proxy.errors import UsageError
 from orchard_proxy.export.item import Item
 from orchard_proxy.record import deriver
 from orchard_proxy.record.catalog import Catalog
 
-logger = logging.getLogger(__name__)
-
 
 def derived(data_dir: Path) -> bool:
     """Derive everything that is recorded; False when the folder is there, but nothing was ever recorded in it."""
-    if not data_dir.is_dir():
-        raise UsageError(f"{data_dir} is not there. Give --data the folder that `orchard serve` records into.")
-    if not any(data_dir.iterdir()):
-        logger.warning("%s is empty: nothing was recorded there yet", data_dir)
-        return False
-    deriver.derive(data_dir)
-    return True
+    return deriver.derive(data_dir)
 
 
 def items(data_dir: Path) -> Iterator[Item]:

@@ -13,13 +13,15 @@ from typing import Any, Self
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from orchard_proxy.errors import OrchardError
-from orchard_proxy.record import queries, stored, tables
+from orchard_proxy.errors import CatalogError, OrchardError
+from orchard_proxy.record import catalog_file, queries, stored, tables
+from orchard_proxy.record.catalog_file import CATALOG_NAME
 from orchard_proxy.record.queries import Filter, Progress
 from orchard_proxy.schema.enums import Outcome
 from orchard_proxy.schema.records import Call, Rollout
 
-CATALOG_NAME = "catalog.db"
+__all__ = ["CATALOG_NAME", "Batch", "Catalog"]
+
 PAGE_ROWS = 200
 _INSERT: dict[str, Callable[[sa.Table], sqlite.Insert | postgresql.Insert]] = {
     "sqlite": sqlite.insert,
@@ -42,17 +44,34 @@ class Batch:
 class Catalog:
     """The catalog of one data folder."""
 
-    def __init__(self, engine: sa.Engine) -> None:
+    def __init__(self, engine: sa.Engine, data_dir: Path) -> None:
         self._engine = engine
+        self._data_dir = data_dir
+        self._identity: catalog_file.Identity = ()
 
     @classmethod
     def open(cls, data_dir: Path) -> Self:
-        """Open the catalog of a data folder, making an empty one where there is none."""
-        engine = sa.create_engine(f"sqlite:///{Path(data_dir) / CATALOG_NAME}", poolclass=sa.StaticPool)
-        sa.event.listen(engine, "connect", queries.prepare_sqlite)
-        catalog = cls(engine)
-        catalog._create()
+        """Open the catalog of a data folder, making an empty one where there is none; only to read where it must be.
+
+        Raise CatalogDamagedError when the file is no catalog, CatalogError when it cannot be used.
+        """
+        data_dir = Path(data_dir)
+        catalog = cls(catalog_file.engine(data_dir), data_dir)
+        try:
+            if catalog_file.is_read_only(data_dir):
+                catalog._check_version()
+            else:
+                catalog._create()
+        except BaseException:
+            catalog.close()
+            raise
+        catalog._identity = catalog_file.identity(data_dir)
         return catalog
+
+    @property
+    def replaced(self) -> bool:
+        """Say whether the file was deleted or replaced since it was opened: what is open here, nobody else sees."""
+        return catalog_file.identity(self._data_dir) != self._identity
 
     def close(self) -> None:
         """Close all connections."""
@@ -75,6 +94,16 @@ class Catalog:
             raise OrchardError(f"the catalog was made by a newer Orchard (version {version}). Use that one.")
         elif version < tables.CATALOG_VERSION:
             self.clear()
+
+    def _check_version(self) -> None:
+        with self._engine.connect() as connection:
+            version = connection.scalar(queries.version())
+        if version != tables.CATALOG_VERSION:
+            raise CatalogError(
+                f"the catalog of {self._data_dir} was made by another version of Orchard, and the folder cannot be "
+                "written, so it cannot be derived again there. Copy the folder to a place that can be written, and "
+                "give that one to --data."
+            )
 
     def _stamp(self) -> None:
         row = {"name": "version", "value": tables.CATALOG_VERSION}

@@ -9,48 +9,59 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import sqlalchemy as sa
-
-from orchard_proxy.errors import OrchardError, UsageError
-from orchard_proxy.record import lock, queries
-from orchard_proxy.record.catalog import CATALOG_NAME, Catalog
+from orchard_proxy.errors import CatalogDamagedError, CatalogError, OrchardError, UsageError
+from orchard_proxy.record import catalog_file, lock
+from orchard_proxy.record.catalog import Catalog
 from orchard_proxy.record.derivation import Derivation
 from orchard_proxy.record.reader import end_of_journal
 from orchard_proxy.record.segments import Position, list_segments, split_name
+from orchard_proxy.record.waiting import BUSY_POLL_S, Patience, bytes_behind, wait_for
+
+__all__ = ["derive", "follow", "wait_for"]
 
 logger = logging.getLogger(__name__)
 
 LOCK_NAME = "derive.lock"
-BUSY_POLL_S = 0.01
 IDLE_POLL_S = 0.04
 """An idle follower looks 25 times a second; a call is in the catalog well within 100 ms of its END."""
 IDLE_AFTER_S = 2.0
 RETRY_S = 1.0
 WAIT_S = 600.0
+LOCK_LOOK_S = 5.0
+"""So often one who waits for a follower looks whether it is still there; if not, it derives itself."""
 INIT_PID = 1
 ORPHAN_LOOK_S = 1.0
 """Looking takes the server's lock for some microseconds, so it is done seldom."""
 
 
-def derive(data_dir: Path, *, rebuild: bool = False, timeout_s: float = WAIT_S) -> None:
+def derive(data_dir: Path, *, rebuild: bool = False, timeout_s: float = WAIT_S) -> bool:
     """Derive everything that is in the journal now; where a follower is at work, wait for it instead.
 
-    Raise UsageError when there is no journal, OrchardError when a follower does not get there in `timeout_s`.
+    Return False when the folder is there but empty. A folder that cannot be written is read as it is. Raise UsageError
+    when there is no journal, OrchardError when a follower does not get there in `timeout_s`, or stands still.
     """
     data_dir = Path(data_dir)
-    _refuse_nothing(data_dir)
-    with _locked(data_dir) as ours:
-        if ours:
-            _derive_alone(data_dir, rebuild=rebuild)
-            return
-    if rebuild:
-        raise OrchardError(f"another process derives {data_dir} now. Stop `orchard serve` before a rebuild.")
-    if not wait_for(data_dir, end_of_journal(data_dir).values(), timeout_s):
-        raise OrchardError(f"the deriver that runs on {data_dir} did not get to the end within {timeout_s:g} s")
+    if not _has_something(data_dir):
+        return False
+    if catalog_file.is_read_only(data_dir):
+        _check_complete(data_dir, rebuild=rebuild)
+        return True
+    wanted: list[Position] = []
+    patience = Patience(data_dir, timeout_s)
+    while True:
+        with _locked(data_dir) as ours:
+            if ours:
+                _derive_alone(data_dir, rebuild=rebuild)
+                return True
+        if rebuild:
+            raise OrchardError(f"another process derives {data_dir} now. Stop `orchard serve` before a rebuild.")
+        wanted = wanted or list(end_of_journal(data_dir).values())
+        if wait_for(data_dir, wanted, LOCK_LOOK_S, patience):
+            return True
 
 
 def follow(data_dir: Path, parent_pid: int | None, stopping: Callable[[], bool] = lambda: False) -> None:
@@ -68,53 +79,57 @@ def follow(data_dir: Path, parent_pid: int | None, stopping: Callable[[], bool] 
         time.sleep(IDLE_POLL_S)
 
 
-def wait_for(data_dir: Path, positions: Iterable[Position], timeout_s: float) -> bool:
-    """Wait until everything before the positions is in the catalog. False: not within `timeout_s`."""
-    wanted = list(positions)
-    until = time.monotonic() + timeout_s
-    with Catalog.open(data_dir) as catalog:
-        while True:
-            known = catalog.progress()
-            if all(queries.reached(known, position) for position in wanted):
-                return True
-            if time.monotonic() >= until:
-                return False
-            time.sleep(BUSY_POLL_S)
-
-
 def _derive_alone(data_dir: Path, *, rebuild: bool) -> None:
+    if rebuild:
+        _clear(data_dir)
     with Catalog.open(data_dir) as catalog:
-        if rebuild:
-            _refuse_loss(data_dir, catalog)
-            catalog.clear()
         derivation = Derivation(data_dir, catalog)
         _drain(derivation)
         _close_dead(data_dir, derivation)
 
 
+def _clear(data_dir: Path) -> None:
+    """Remove the catalog, except where it is the last to know something."""
+    try:
+        with Catalog.open(data_dir) as catalog:
+            _refuse_loss(data_dir, catalog)
+    except CatalogDamagedError as error:
+        logger.warning("it is made again: %s", error)
+    catalog_file.remove(data_dir)
+
+
 def _follow_alone(data_dir: Path, over: Callable[[], bool]) -> None:
-    while True:
+    done = False
+    while not done:
+        if not catalog_file.path_of(data_dir).exists():
+            catalog_file.remove(data_dir)  # a log left without its file would be taken for that of a new one
         try:
             with Catalog.open(data_dir) as catalog:
-                _follow_with(data_dir, Derivation(data_dir, catalog), over)
-                return
-        except sa.exc.DBAPIError as error:
+                done = _follow_with(data_dir, catalog, over)
+        except CatalogDamagedError:
+            raise
+        except CatalogError as error:
             # A full disk, a locked file: the journal waits, and a fresh derivation goes on from what is written.
-            logger.error("the catalog cannot be written: %s. Trying again in %g s.", error, RETRY_S)  # noqa: TRY400
+            logger.error("%s Trying again in %g s.", error, RETRY_S)  # noqa: TRY400
             if over():
-                raise OrchardError(f"the catalog of {data_dir} cannot be written: {error}") from error
+                raise
             time.sleep(RETRY_S)
 
 
-def _follow_with(data_dir: Path, derivation: Derivation, over: Callable[[], bool]) -> None:
+def _follow_with(data_dir: Path, catalog: Catalog, over: Callable[[], bool]) -> bool:
+    """Derive until the end; False when the catalog was taken away, so that another must be begun."""
+    derivation = Derivation(data_dir, catalog)
     active = time.monotonic()
     while True:
         ending = over()  # asked before reading: what was written before the end is then read
         if _drain(derivation):
             active = time.monotonic()
+        if catalog.replaced:
+            logger.warning("the catalog of %s was deleted or replaced; going on with what lies there now", data_dir)
+            return False
         if ending:
             _close_dead(data_dir, derivation)
-            return
+            return True
         time.sleep(BUSY_POLL_S if time.monotonic() - active < IDLE_AFTER_S else IDLE_POLL_S)
 
 
@@ -178,9 +193,32 @@ def _locked(data_dir: Path) -> Iterator[bool]:
         os.close(fd)
 
 
-def _refuse_nothing(data_dir: Path) -> None:
-    if not list_segments(data_dir) and not (data_dir / CATALOG_NAME).exists():
+def _has_something(data_dir: Path) -> bool:
+    """Say whether anything was recorded; False for an empty folder. Raise UsageError for what is no data folder."""
+    if not data_dir.is_dir():
+        raise UsageError(f"{data_dir} is not there. Give --data the folder that `orchard serve` records into.")
+    if not any(data_dir.iterdir()):
+        logger.warning("%s is empty: nothing was recorded there yet", data_dir)
+        return False
+    if not list_segments(data_dir) and not catalog_file.path_of(data_dir).exists():
         raise UsageError(f"{data_dir} has no journal. Give --data the folder that `orchard serve` records into.")
+    return True
+
+
+def _check_complete(data_dir: Path, *, rebuild: bool) -> None:
+    """Refuse to read a catalog that is not whole where it cannot be made whole."""
+    advice = "Copy the folder to a place that can be written, or make it writable, and give that one to --data."
+    if rebuild or not catalog_file.path_of(data_dir).exists():
+        raise OrchardError(f"the catalog of {data_dir} must be derived, and the folder cannot be written. {advice}")
+    with Catalog.open(data_dir) as catalog:
+        known = catalog.progress()
+    behind = bytes_behind(data_dir, known, end_of_journal(data_dir).values())
+    open_calls = any(one.resume < one.done for one in known.values())
+    if behind or (open_calls and lock.live_session(data_dir) is None):
+        raise OrchardError(
+            f"the catalog of {data_dir} is {behind} bytes behind its journal, and the folder cannot be written. "
+            f"{advice}"
+        )
 
 
 def _refuse_loss(data_dir: Path, catalog: Catalog) -> None:
@@ -190,5 +228,5 @@ def _refuse_loss(data_dir: Path, catalog: Catalog) -> None:
         if not paths or split_name(paths[0].name)[1] > 1:
             raise OrchardError(
                 f"the first journal segments of {worker} are gone, so a rebuild would lose their rollouts. "
-                f"Delete {data_dir / CATALOG_NAME} yourself if that is what you want."
+                f"Delete {catalog_file.path_of(data_dir)} yourself if that is what you want."
             )

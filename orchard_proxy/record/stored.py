@@ -7,12 +7,12 @@ JSON travels in a msgpack blob as a byte string: msgspec would write a Raw as if
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 
-from orchard_proxy.errors import BrokenPromptError
+from orchard_proxy.errors import BrokenPromptError, CatalogDamagedError
 from orchard_proxy.record import tables
 from orchard_proxy.schema.enums import Delivery, Outcome
 from orchard_proxy.schema.records import Call, Rollout
@@ -30,6 +30,7 @@ class _StoredCall(msgspec.Struct, frozen=True, array_like=True):
     text: SharedText
 
 
+_T = TypeVar("_T")
 _ENCODER = msgspec.msgpack.Encoder()
 _CALL = msgspec.msgpack.Decoder(_StoredCall)
 _ROLLOUT = msgspec.msgpack.Decoder(Rollout)
@@ -74,8 +75,8 @@ def calls_of(rows: Iterable[sa.Row[Any]]) -> Iterator[Call]:
     """Yield the calls of one rollout from its rows, which come in commit order."""
     texts: dict[str, bytes] = {}
     for row in rows:
-        stored = _CALL.decode(row.record)
-        tail = _BYTES.decode(stored.call.messages)
+        stored = _decoded(_CALL, row.record)
+        tail = _decoded(_BYTES, stored.call.messages)
         messages = _shared(stored, texts) + tail
         texts[stored.call.call_id] = messages
         call = _recoded(stored.call, _unpacked, msgspec.Raw(messages))
@@ -110,7 +111,7 @@ def rollout_row(rollout: Rollout, *, calls: int, sampled_tokens: int) -> dict[st
 
 def rollout_of(row: sa.Row[Any]) -> Rollout:
     """Return the rollout of a row."""
-    stored = _ROLLOUT.decode(row.record)
+    stored = _decoded(_ROLLOUT, row.record)
     return msgspec.structs.replace(stored, metadata=_unpacked(stored.metadata))
 
 
@@ -130,6 +131,15 @@ def _recoded(call: Call, recode: Callable[[msgspec.Raw], msgspec.Raw], messages:
         messages=messages,
         choices=[msgspec.structs.replace(choice, message=recode(choice.message)) for choice in call.choices],
     )
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes | msgspec.Raw) -> _T:
+    try:
+        return decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise CatalogDamagedError(
+            f"a record of the catalog cannot be read ({error}); `orchard derive --rebuild` makes the catalog again"
+        ) from error
 
 
 def _packed(text: bytes | msgspec.Raw) -> msgspec.Raw:

@@ -428,7 +428,10 @@ def test_whenever_it_is_stopped_and_however_little_it_remembers_the_catalog_is_t
     assert contents(pieces) == contents(whole)
 
 
-def test_nothing_to_derive_is_said_as_a_sentence(tmp_path):
+def test_nothing_to_derive_is_said_as_a_sentence(tmp_path, caplog):
+    assert not deriver.derive(tmp_path)
+    assert "is empty: nothing was recorded there yet" in caplog.text
+    (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="has no journal"):
         deriver.derive(tmp_path)
 
