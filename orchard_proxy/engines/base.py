@@ -19,8 +19,9 @@ from orchard_proxy.wire.chat import ChatRequest
 class Strip(msgspec.Struct, frozen=True, kw_only=True):
     """What the client did not ask for, decided in `prepare`. Each engine knows which keys are meant."""
 
+    prompt_ids: bool = False
     ids: bool = False
-    """Token ids of prompt and answer."""
+    """Token ids of the answer."""
     logprobs: bool = False
     empty_chunks: bool = False
     """Stream events without text that exist only to carry our ids."""

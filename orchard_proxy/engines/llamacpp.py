@@ -33,7 +33,7 @@ class LlamaCpp:
 
     def prepare(self, request: ChatRequest, mode: UpstreamStream) -> Prepared:
         """Ask for a whole answer with every id; for the engine's own stream only where the user insists on it."""
-        if not request.ok or _is_refused(request):
+        if not request.has_messages or _is_refused(request):
             return untouched(request)
         whole = not (request.stream and mode is UpstreamStream.ON)
         shown = _shows_logprobs(request)
@@ -55,7 +55,7 @@ class LlamaCpp:
 
     def side(self, request: ChatRequest) -> Generator[SideRequest, bytes, None]:
         """Render the prompt, then cut it into tokens, both as the chat route does."""
-        if not request.ok or _is_refused(request):
+        if not request.has_messages or _is_refused(request):
             return
         body = repair_tool_arguments(request.body) or request.body
         body = jsonbytes.set_members(body, dict.fromkeys(_NOT_FOR_TEMPLATE))

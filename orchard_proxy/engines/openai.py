@@ -26,7 +26,7 @@ class OpenAi:
 
     def prepare(self, request: ChatRequest, mode: UpstreamStream) -> Prepared:
         """Forward."""
-        if not request.ok or "stream" in request.mistyped:
+        if not request.has_messages or "stream" in request.mistyped:
             return untouched(request)
         return edited(request, {}, Strip(), whole=mode is UpstreamStream.OFF)
 

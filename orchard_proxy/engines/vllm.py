@@ -9,8 +9,12 @@ from collections.abc import Generator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from msgspec import Raw
+from msgspec.structs import replace
+
 from orchard_proxy.engines.base import Exchange, Prepared, SideRequest, Strip
 from orchard_proxy.engines.evidence import model_problems
+from orchard_proxy.engines.lax import lax_bool
 from orchard_proxy.engines.reading import Tokens, read
 from orchard_proxy.engines.upstream_body import TRUE, edited, untouched
 from orchard_proxy.engines.verdict import Claim, conclude, read_prompt
@@ -37,23 +41,24 @@ class Vllm:
 
     def prepare(self, request: ChatRequest, mode: UpstreamStream) -> Prepared:
         """Ask for ids and log-probabilities; what the client asked itself stays its own."""
-        if not request.ok or _is_refused(request):
+        read = _as_read(request)
+        if not request.has_messages or read is None:
             return untouched(request)
-        hides_reasoning = request.value("include_reasoning") is False
-        asks_ids = request.value("return_token_ids") is True
-        values: dict[str, bytes | None] = {"return_token_ids": TRUE, "logprobs": TRUE}
-        if not request.has("top_logprobs"):
-            values["top_logprobs"] = b"0"
-        if hides_reasoning:
-            values["include_reasoning"] = TRUE
+        hides_reasoning = lax_bool(request.value("include_reasoning")) is False
+        asks_ids = lax_bool(request.value("return_token_ids")) is True
+        shows_logprobs = _shows_logprobs(read)
+        values = _ask(read, asks_ids=asks_ids, hides_reasoning=hides_reasoning)
+        # Where it hides reasoning, the engine hides all that comes with each token; the prompt's ids are not of those.
         strip = Strip(
-            ids=not asks_ids or hides_reasoning,  # hidden reasoning hides both upstream too
-            logprobs=not _shows_logprobs(request) or hides_reasoning,
-            empty_chunks=not asks_ids and not request.wants_logprobs,
+            prompt_ids=not asks_ids,
+            ids=not asks_ids or hides_reasoning,
+            logprobs=not shows_logprobs or hides_reasoning,
+            empty_chunks=hides_reasoning or not (asks_ids or shows_logprobs),
             reasoning=hides_reasoning,
         )
         edits = (_REASONING_KEPT,) if hides_reasoning else ()
-        return edited(request, values, strip, whole=mode is UpstreamStream.OFF, edits=edits)
+        whole = mode is UpstreamStream.OFF and not _is_spelt_oddly(request)
+        return edited(read, values, strip, whole=whole, edits=edits)
 
     def strip_body(self, body: bytes, prepared: Prepared) -> bytes:
         """Set to null what the client did not ask for; plain answers print null there too."""
@@ -79,21 +84,40 @@ class Vllm:
         return conclude(exchange, reading, claims, prompt, usage_is_sum=True)
 
 
-def _is_refused(request: ChatRequest) -> bool:
-    """Say whether the engine refuses the request for a field that we would overwrite."""
-    if request.mistyped & {"stream", "logprobs"} or not _is_flag(request, "return_token_ids"):
-        return True
+def _as_read(request: ChatRequest) -> ChatRequest | None:
+    """Return the request as the engine reads it; None when it refuses a field that we would overwrite."""
+    keys = ("stream", "logprobs", "return_token_ids")
+    flags = {key: lax_bool(request.value(key)) for key in keys}
+    if any(flags[key] is None and request.has(key) for key in keys):
+        return None
     top = request.value("top_logprobs")
-    return not request.wants_logprobs and not (top is None or (type(top) is int and top == 0))
+    if not flags["logprobs"] and not (top is None or (type(top) is int and top == 0)):
+        return None
+    return replace(request, stream=flags["stream"] is True, wants_logprobs=flags["logprobs"] is True)
+
+
+def _is_spelt_oddly(request: ChatRequest) -> bool:
+    """Say whether only the engine knows that this is a stream, or that it ends in usage: then the stream is its own."""
+    options = request.value("stream_options")
+    usage = options.get("include_usage") if isinstance(options, dict) else None
+    return "stream" in request.mistyped or not isinstance(usage, bool | None)
+
+
+def _ask(request: ChatRequest, *, asks_ids: bool, hides_reasoning: bool) -> dict[str, bytes | None]:
+    """Return the fields to set; what the client asked itself stays as it spelt it."""
+    values: dict[str, bytes | None] = {} if asks_ids else {"return_token_ids": TRUE}
+    if not request.wants_logprobs:
+        values["logprobs"] = TRUE
+    if not request.has("top_logprobs"):
+        values["top_logprobs"] = b"0"
+    if hides_reasoning:
+        values["include_reasoning"] = TRUE
+    return values
 
 
 def _shows_logprobs(request: ChatRequest) -> bool:
     """Say whether the client's own request makes the engine print log-probabilities: not with an explicit null."""
     return request.wants_logprobs and ("top_logprobs" not in request.members or request.has("top_logprobs"))
-
-
-def _is_flag(request: ChatRequest, key: str) -> bool:
-    return not request.has(key) or isinstance(request.value(key), bool)
 
 
 def _claim(said: AnswerChoice, tokens: Tokens) -> Claim:
@@ -109,9 +133,19 @@ def _changes(strip: Strip, said: str) -> dict[str, Change]:
     if strip.logprobs:
         choice["logprobs"] = NULL
     if strip.reasoning:
-        choice[said] = jsonbytes.each(_REASONING)
+        choice[said] = jsonbytes.each(_REASONING) if said == "message" else _without_reasoning
     top: dict[str, Change] = {"choices": jsonbytes.each(choice)} if choice else {}
-    return {"prompt_token_ids": NULL, **top} if strip.ids else top
+    return {"prompt_token_ids": NULL, **top} if strip.prompt_ids else top
+
+
+def _without_reasoning(delta: bytes) -> bytes:
+    """Return a delta as the engine prints it where it hides reasoning: null, and nothing where nothing else is said."""
+    members = jsonbytes.members(delta)
+    if not members or "role" in members or any(key in members for key in _REASONING):
+        hidden = jsonbytes.edit(delta, _REASONING)
+        return b"{}" if members and _only_reasoning(jsonbytes.loads(delta)) else hidden
+    ordered: dict[str, Raw] = {key: members[key] for key in ("content",) if key in members}
+    return jsonbytes.dumps({**ordered, "reasoning": Raw(NULL), **members})
 
 
 def _is_ours(data: bytes, strip: Strip) -> bool:

@@ -73,6 +73,8 @@ class Fields:
             return default
         if isinstance(value, bool):
             return value
+        if isinstance(value, float) and value in (0, 1):
+            value = int(value)
         read = _BOOLS.get(str(value).lower()) if isinstance(value, str | int) else None
         if read is None:
             message = "Input should be a valid boolean, unable to interpret input"

@@ -40,6 +40,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     members: dict[str, Raw] = {}
     """Top-level members as raw JSON, views into `body`; the last of equal keys."""
+    has_messages: bool = False
+    """`messages` is an array: without one, every engine refuses."""
     model: str | None = None
     stream: bool = False
     n: int = 1
@@ -91,6 +93,7 @@ def decode(body: bytes) -> ChatRequest:
         ok=True,
         body=body,
         members=members,
+        has_messages=bytes(members.get("messages", Raw())).startswith(b"["),
         model=read("model", str),
         stream=read("stream", bool) is True,
         n=1 if n is None else n,

@@ -172,9 +172,10 @@ async def test_reasoning_that_the_client_did_not_hide_is_shown(tmp_path, asked, 
 @pytest.mark.parametrize("asked", [{"logprobs": True}, {"return_token_ids": True}], ids=["logprobs", "ids"])
 @BOTH_WAYS
 async def test_hidden_reasoning_of_a_client_that_asks_for_evidence_itself(tmp_path, asked, ask):
-    """The engine would have hidden both with it; we at least never show the thinking's text."""
+    """The engine hides both with it, and so do we."""
     speaker = Vllm(Speech(THOUGHT))
     _, body = await ask_once(speaker, tmp_path, {**ask, **HIDE, **asked})
+    assert body == direct(speaker, {**ask, **HIDE, **asked})
     assert b"think" not in body
     assert told(tmp_path).trained == [[10, 11, 12, 13, 2]]
 

@@ -19,8 +19,10 @@ def test_requests_go_up_as_they_came(sent, mode):
 
 
 def test_streams_off_asks_for_a_whole_answer():
-    prepared = ENGINE.prepare(chat.decode(b'{"stream":true,"stream_options":{},"n":1}'), UpstreamStream.OFF)
-    assert (prepared.body, prepared.stream, prepared.synthesise) == (b'{"n":1}', False, True)
+    prepared = ENGINE.prepare(
+        chat.decode(b'{"stream":true,"stream_options":{},"n":1,"messages":[]}'), UpstreamStream.OFF
+    )
+    assert (prepared.body, prepared.stream, prepared.synthesise) == (b'{"n":1,"messages":[]}', False, True)
 
 
 @pytest.mark.parametrize("data", [b"x", b'{"token_ids":[1],"logprobs":{}}'])

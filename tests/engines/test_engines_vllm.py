@@ -3,6 +3,7 @@ import json
 import pytest
 from engine_answers import body, choice, chunk, entries, entry, exchange, ids, logprobs, sse
 from fakes import twins
+from msgspec.structs import replace
 
 from orchard_proxy.engines.base import Exchange, Strip
 from orchard_proxy.engines.vllm import Vllm
@@ -13,6 +14,7 @@ from orchard_proxy.wire import chat
 
 AUTO, ON, OFF = UpstreamStream.AUTO, UpstreamStream.ON, UpstreamStream.OFF
 BASE = b'{"model":"smol","messages":[]%b}'
+HIDDEN = Strip(prompt_ids=True, ids=True, logprobs=True, empty_chunks=True, reasoning=True)
 ROLE = chunk(delta={"role": "assistant", "content": ""})
 
 
@@ -33,10 +35,10 @@ def read(answer: bytes, **more):
         (
             b"",
             b',"return_token_ids":true,"logprobs":true,"top_logprobs":0',
-            Strip(ids=True, logprobs=True, empty_chunks=True),
+            Strip(prompt_ids=True, ids=True, logprobs=True, empty_chunks=True),
         ),
-        (b',"logprobs":true', b',"return_token_ids":true,"top_logprobs":0', Strip(ids=True)),
-        (b',"logprobs":true,"top_logprobs":5', b',"return_token_ids":true', Strip(ids=True)),
+        (b',"logprobs":true', b',"return_token_ids":true,"top_logprobs":0', Strip(prompt_ids=True, ids=True)),
+        (b',"logprobs":true,"top_logprobs":5', b',"return_token_ids":true', Strip(prompt_ids=True, ids=True)),
         (b',"return_token_ids":true', b',"logprobs":true,"top_logprobs":0', Strip(logprobs=True)),
         (b',"return_token_ids":true,"logprobs":true,"top_logprobs":1', b"", Strip()),
     ],
@@ -65,11 +67,12 @@ def test_an_explicit_null_still_gives_logprobs(members):
 @pytest.mark.parametrize(
     ("members", "strip"),
     [
-        (b',"logprobs":true,"top_logprobs":null', Strip(ids=True, logprobs=True)),
-        (b',"logprobs":true,"include_reasoning":false', Strip(ids=True, logprobs=True, reasoning=True)),
-        (b',"return_token_ids":true,"include_reasoning":false', Strip(ids=True, logprobs=True, reasoning=True)),
+        (b',"logprobs":true,"top_logprobs":null', Strip(prompt_ids=True, ids=True, logprobs=True, empty_chunks=True)),
+        (b',"logprobs":true,"include_reasoning":false', HIDDEN),
+        (b',"logprobs":1,"include_reasoning":"no"', HIDDEN),
+        (b',"return_token_ids":true,"include_reasoning":false', replace(HIDDEN, prompt_ids=False)),
     ],
-    ids=["explicit null", "hidden reasoning, logprobs", "hidden reasoning, ids"],
+    ids=["explicit null", "hidden reasoning, logprobs", "the same, spelt oddly", "hidden reasoning, ids"],
 )
 def test_what_the_engine_would_not_print_is_not_shown_though_asked_for(members, strip):
     assert prepare(members).strip == strip
@@ -101,6 +104,42 @@ def test_a_request_that_must_fail_is_left_alone(members, mode):
 @pytest.mark.parametrize("sent", [b"", b"not json", b"[]", b'{"a":', b"null", b"\xff"])
 def test_what_is_not_a_request_is_left_alone(sent):
     assert Vllm().prepare(chat.decode(sent), AUTO).body == sent
+
+
+# --- booleans as pydantic takes them
+
+
+@pytest.mark.parametrize("word", [b"1", b"1.0", b'"true"', b'"On"', b'"YES"'])
+@pytest.mark.parametrize("mode", [AUTO, ON, OFF])
+def test_an_oddly_spelt_stream_is_the_engines_own(word, mode):
+    members = b',"stream":%b' % word
+    prepared = prepare(members, mode)
+    assert prepared.body == BASE % (members + b',"return_token_ids":true,"logprobs":true,"top_logprobs":0')
+    assert (prepared.stream, prepared.synthesise) == (True, False)
+
+
+@pytest.mark.parametrize("word", [b"0", b'"false"', b'"off"', b"0.0"])
+def test_an_oddly_spelt_answer_is_whole(word):
+    prepared = prepare(b',"stream":%b' % word, OFF)
+    assert (prepared.stream, prepared.synthesise) == (False, False)
+    assert json.loads(prepared.body)["return_token_ids"] is True
+
+
+@pytest.mark.parametrize("word", [b"1", b'"true"', b'"t"'])
+def test_what_the_client_asks_for_oddly_it_gets_as_it_asked(word):
+    prepared = prepare(b',"logprobs":%b,"return_token_ids":%b,"top_logprobs":0' % (word, word))
+    assert (prepared.edits, prepared.strip) == ([], Strip())
+
+
+@pytest.mark.parametrize("word", [b"0", b'"no"'])
+def test_what_the_client_declines_oddly_is_hidden(word):
+    prepared = prepare(b',"logprobs":%b,"return_token_ids":%b' % (word, word))
+    assert prepared.strip == replace(HIDDEN, reasoning=False)
+    assert (json.loads(prepared.body)["logprobs"], json.loads(prepared.body)["return_token_ids"]) == (True, True)
+
+
+def test_a_stream_whose_usage_is_asked_for_oddly_is_the_engines_own():
+    assert not prepare(b',"stream":true,"stream_options":{"include_usage":1}', OFF).synthesise
 
 
 def test_include_usage_is_not_added_since_it_would_move_the_fingerprint():
@@ -169,8 +208,29 @@ def test_hidden_reasoning_does_not_reach_the_client(key):
     assert event({"content": None, key: "2+2"}) is None
     assert event({"content": "4", key: None}) == {"content": "4", key: None}
     assert event({"content": "4", key: "so"}) == {"content": "4", key: None}
-    assert event({key: "2+2"}, "length") == {key: None}
+    assert event({key: "2+2"}, "length") == {}
+    assert event({}) is None
+    assert event({}, "stop") == {}
     assert event({"role": "assistant", "content": ""}) == {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("delta", "shown"),
+    [
+        (b'{"content":"4"}', b'{"content":"4","reasoning":null}'),
+        (b'{"content":null,"tool_calls":[]}', b'{"content":null,"reasoning":null,"tool_calls":[]}'),
+        (b'{"tool_calls":[{"index":0}]}', b'{"reasoning":null,"tool_calls":[{"index":0}]}'),
+        (b'{"content":"4","reasoning":null}', b'{"content":"4","reasoning":null}'),
+        (b'{"role":"assistant","content":""}', b'{"role":"assistant","content":""}'),
+        (b'"x"', b'"x"'),
+        (b"null", b"null"),
+    ],
+)
+def test_hidden_reasoning_is_null_where_the_engine_prints_null(delta, shown):
+    """As captured: r_noreason_stream, r2_noreason_tools_stream."""
+    event = b'{"choices":[{"index":0,"delta":%b,"logprobs":null,"finish_reason":null,"token_ids":null}]}'
+    prepared = prepare(b',"include_reasoning":false,"stream":true')
+    assert Vllm().strip_event(event % delta, prepared) == event % shown
 
 
 def test_ids_under_hidden_reasoning_are_kept():

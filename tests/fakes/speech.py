@@ -153,12 +153,20 @@ class Vllm:
         token = speech.tokens[position]
         last = position == len(speech.tokens) - 1
         delta = token.delta
-        if self._hides(asked):
-            delta = {key: value for key, value in delta.items() if key not in ("reasoning", "reasoning_content")}
         finish = speech.finish if last else None
-        if not delta and finish is None and not (asked.get("return_token_ids") or asked.get("logprobs")):
+        metadata = self._ids([token], asked) or self._logprobs([token], asked)
+        if self._hides(asked):
+            delta = self._hidden(delta)
+        if not delta and finish is None and not metadata:
             return ""
         return self._chunk(delta, index, asked, token, finish=finish, stop_reason=speech.stop_reason)
+
+    @staticmethod
+    def _hidden(delta: dict) -> dict:
+        """Say null for the reasoning beside what is said, and nothing where nothing is."""
+        rest = {key: value for key, value in delta.items() if key not in ("reasoning", "reasoning_content")}
+        content = {"content": rest["content"]} if "content" in rest else {}
+        return {**content, "reasoning": None, **rest} if any(rest.values()) else {}
 
     def _chunk(self, delta, index, asked, token, *, finish=None, stop_reason=None) -> str:
         choice = {

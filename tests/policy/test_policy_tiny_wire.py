@@ -43,11 +43,7 @@ OTHER = {
     "j5_toolong": "ours has more tokens a word, and the limit is the same: compared below",
     "j6_toolong_stream": "as j5",
 }
-NOT_STRIPPED = {
-    **twins.NOT_RESTORABLE["vllm"],
-    "r_noreason_stream": "the proxy must ask for reasoning (an edit), and vLLM then leaves out reasoning:null",
-    "r2_noreason_tools_stream": "as r_noreason_stream",
-}
+NOT_STRIPPED = twins.NOT_RESTORABLE["vllm"]
 TWINS = [pytest.param(twin, id=twin.name) for twin in vllm_twins() if twin.name not in OTHER]
 
 
@@ -103,10 +99,53 @@ async def test_a_prompt_that_is_too_long_is_refused_in_vllms_words(name, tmp_pat
 @pytest.mark.parametrize("twin", [p for p in TWINS if p.values[0].name not in NOT_STRIPPED])
 async def test_plain_is_instrumented_stripped(twin, tmp_path):
     """The tiny server is a vLLM to the proxy: its plain answers come out of its instrumented ones, byte for byte."""
+    await compare(twin.plain_request, tmp_path)
+
+
+HIDING = [p for p in TWINS if b'"include_reasoning": false' in p.values[0].plain_request]
+
+
+@pytest.mark.parametrize("twin", HIDING)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"logprobs": True},
+        {"logprobs": True, "top_logprobs": 2},
+        {"return_token_ids": True},
+        {"logprobs": 1, "return_token_ids": "yes", "include_reasoning": 0},
+    ],
+    ids=str,
+)
+async def test_hidden_reasoning_of_a_client_that_asks_for_evidence_itself(twin, asked, tmp_path):
+    """The engine hides ids and log-probabilities of the answer then, and so do we; the prompt's ids it shows."""
+    assert HIDING
+    await compare(json.dumps({**json.loads(twin.plain_request), **asked}).encode(), tmp_path)
+
+
+@pytest.mark.parametrize("stream", [False, True, 1, "true", "off", 0])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"logprobs": True, "top_logprobs": None},
+        {"logprobs": "yes"},
+        {"logprobs": 0, "return_token_ids": 1},
+        {"messages": None},
+        {"messages": "hi"},
+        {"include_reasoning": "off"},
+    ],
+    ids=str,
+)
+async def test_odd_spellings_are_answered_as_without_us(asked, stream, tmp_path):
+    tools = next(twin for twin in vllm_twins() if twin.name == "f_tools_stream")
+    await compare(json.dumps({**json.loads(tools.plain_request), "stream": stream, **asked}).encode(), tmp_path)
+
+
+async def compare(request: bytes, tmp_path):
     engine = get("vllm")
-    prepared = engine.prepare(chat.decode(twin.plain_request), UpstreamStream.AUTO)
-    _, _, plain = await ours(twin.plain_request, tmp_path)
-    _, _, instr = await ours(prepared.body, tmp_path)
+    prepared = engine.prepare(chat.decode(request), UpstreamStream.AUTO)
+    _, _, plain = await ours(request, tmp_path)
+    _, kind, instr = await ours(prepared.body, tmp_path)
+    assert prepared.stream == kind.startswith("text/event-stream") or instr.startswith(b'{"error"')
     assert twins.mask(client_copy(engine, instr, prepared)) == twins.mask(plain)
 
 
