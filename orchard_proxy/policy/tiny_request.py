@@ -74,7 +74,9 @@ def chat_request(body: dict[str, Any], *, model: str) -> ChatRequest:
     top = fields.integer("top_logprobs") or 0
     if top != 0 and not wanted:
         raise refused("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
-    output = _output(fields, logprobs=top if wanted else None)
+    # As in vLLM, an explicit null is not the default of 0: it yields no log-probabilities.
+    shown = wanted and ("top_logprobs" not in body or body["top_logprobs"] is not None)
+    output = _output(fields, logprobs=top if shown else None)
     check_model(fields, model)
     params = _sampling(fields)
     _check_output(output)

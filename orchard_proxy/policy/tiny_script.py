@@ -17,6 +17,10 @@ from orchard_proxy.policy.tiny_template import Message, ToolCall, assistant_text
 _HOLE = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
 PATTERN_KEYS = ("system", "last", "any")
 SAY_KEYS = ("text", "reasoning", "tool_calls", "raw")
+HEARD_ROLES = ("user", "tool", "function")
+"""Who can speak last; the system and the assistant itself never count."""
+MOST_CHARACTERS = 10_000_000
+"""Of a repeated text: far more than any context holds."""
 
 
 class ScriptCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,6 +124,10 @@ def _problems(rule: Rule) -> list[str]:
         problems.append("raw: cannot stand beside text, reasoning or tool_calls")
     if rule.repeat < 1:
         problems.append(f"repeat: must be at least 1, not {rule.repeat}")
+    if rule.repeat * max(len(rule.text), len(rule.raw)) > MOST_CHARACTERS:
+        problems.append(f"repeat: {rule.repeat} times this text is more than {MOST_CHARACTERS:,} characters")
+    if rule.last_role is not None and rule.last_role not in HEARD_ROLES:
+        problems.append(f"last_role: must be one of {', '.join(HEARD_ROLES)}, not {rule.last_role!r}")
     if any(turn < 1 for turn in _turns(rule)):
         problems.append("turn: the first answer is turn 1")
     problems += [f"{key}: {error}" for key in PATTERN_KEYS if (error := _regex_error(getattr(rule, key)))]

@@ -144,3 +144,20 @@ def test_the_context_bounds_the_answer(prompt_tokens, asked, limit):
 
 def test_odd_roles_are_rendered():
     assert "<|im_start|>developer\nx<|im_end|>" in render(decoded({"role": "developer", "content": "x"}), None)
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": 1, "top_logprobs": 3}, 3),
+        ({"logprobs": True, "top_logprobs": None}, None),
+        ({"logprobs": False}, None),
+        ({"top_logprobs": None}, None),
+    ],
+    ids=str,
+)
+def test_an_explicit_null_yields_no_logprobs(more, shown):
+    output = chat_request({**ask(), **more}, model="tiny").output
+    assert (output.logprobs, output.instrumented) == (shown, shown is not None)

@@ -121,6 +121,10 @@ def test_end_false_goes_on_freely(script):
         pytest.param("[[rule]]\nlast = '('\ntext = 'a'\n", ["rule 1", "last", "regular expression"], id="bad-regex"),
         pytest.param("[[rule]]\nlast = '(a)'\ntext = '{2}'\n", ["rule 1", "{2}", "1 group"], id="bad-capture"),
         pytest.param("[[rule]]\ntext = 'a'\nrepeat = 0\n", ["rule 1", "repeat"], id="bad-repeat"),
+        pytest.param("[[rule]]\ntext = 'ab'\nrepeat = 5000001\n", ["rule 1", "repeat"], id="absurd-repeat"),
+        pytest.param("[[rule]]\nraw = 'a'\nrepeat = 9000000000000000000\n", ["rule 1", "repeat"], id="huge-repeat"),
+        pytest.param("[[rule]]\ntext = 'a'\nlast_role = 'zz'\n", ["rule 1", "last_role", "'zz'", "tool"], id="role"),
+        pytest.param("[[rule]]\ntext = 'a'\nlast_role = 'assistant'\n", ["rule 1", "last_role"], id="never-last"),
         pytest.param("[[rule]]\ntext = 'a'\nturn = 0\n", ["rule 1", "turn"], id="bad-turn"),
         pytest.param("[[rule]]\ntext = 'a'\nraw = 'b'\n", ["rule 1", "raw"], id="raw-and-text"),
         pytest.param(
