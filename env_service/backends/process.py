@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 _STDERR_BYTES = 4096
 _END_S = 10.0
+_SILENT_S = 2.0
 
 
 def memory_file(name: str, data: bytes) -> int:
@@ -75,6 +76,10 @@ class Launched:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._process.wait()
+        # A bubblewrap that was killed before it had tied the supervisor to itself leaves it alive, or on its way; the
+        # end of the control socket ends it, and whoever waits for its answer.
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
         self._ended.set()
 
     def learn_pid(self) -> None:
@@ -112,11 +117,20 @@ class Launched:
         except TimeoutError:
             self._kill(self._process.pid)
             await self._ended.wait()
-        # A bubblewrap that was killed before it had tied the supervisor to itself leaves it alive, and its stderr open;
-        # what ends it then is the end of its control socket.
-        with contextlib.suppress(OSError):
-            self.control.shutdown(socket.SHUT_RDWR)
-        await self._silent.wait()
+        try:
+            await asyncio.wait_for(self._silent.wait(), _SILENT_S)
+        except TimeoutError:
+            self._hush()
+
+    def _hush(self) -> None:
+        """Stop listening to what was cut off half-way in its start: it waits for ever for a parent that is dead.
+
+        Where cgroups count, their removal kills it; else it is a sleeping process of ours that holds nothing.
+        """
+        assert self._process.stderr is not None
+        asyncio.get_running_loop().remove_reader(self._process.stderr)
+        self._process.stderr.close()
+        self._silent.set()
 
     @staticmethod
     def _kill(pid: int) -> None:
