@@ -9,6 +9,8 @@ import click
 
 from orchard_proxy.cli.options import data_option
 from orchard_proxy.errors import UsageError
+from orchard_proxy.export import source
+from orchard_proxy.export.manifest import damage_lines
 from orchard_proxy.record import deriver
 
 
@@ -26,7 +28,9 @@ def command(*, data_dir: Path, follow: bool, rebuild: bool, parent_pid: int | No
     if follow and rebuild:
         raise UsageError("--follow goes on for ever and --rebuild begins again: run --rebuild first, by itself.")
     if not follow:
-        deriver.derive(data_dir, rebuild=rebuild)
+        if deriver.derive(data_dir, rebuild=rebuild):
+            for line in damage_lines(source.damages(data_dir)):
+                click.echo(line, err=True)
         return
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

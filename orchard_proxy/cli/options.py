@@ -15,3 +15,9 @@ data_option = click.option(
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, which takes an s or, after a sibilant, es."""
+    ending = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{number} {noun}{'' if number == 1 else ending}"

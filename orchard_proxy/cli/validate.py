@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from orchard_proxy.cli.options import json_option
+from orchard_proxy.cli.options import counted, json_option
 from orchard_proxy.export.report import Report
 from orchard_proxy.export.validate import validate
 
@@ -31,6 +31,6 @@ def _text(report: Report) -> str:
     lines = [breach.line() for breach in report.breaches[:PRINTED_BREACHES]]
     if report.total_breaches > len(lines):
         lines.append(f"… and {report.total_breaches - len(lines)} more; --json lists them")
-    counts = ", ".join(f"{n} {table}" for table, n in report.counts.items())
-    verdict = "valid" if report.valid else f"not valid: {report.total_breaches} breaches"
-    return "\n".join([*lines, f"{verdict}: {counts}", report.invariant])
+    counts = ", ".join(counted(n, table.removesuffix("s")) for table, n in report.counts.items())
+    verdict = "valid" if report.valid else f"not valid: {counted(report.total_breaches, 'breach')}"
+    return "\n".join([*report.warnings, *lines, f"{verdict}: {counts}", report.invariant])

@@ -4,6 +4,7 @@ The manifest names every file with its digest, so that a copy can be checked; th
 `datasets` reads to find one config per table.
 """
 
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import msgspec
 
 from orchard_proxy.errors import ExportError
 from orchard_proxy.schema.columns import SCHEMA_VERSION, TABLES
-from orchard_proxy.schema.records import Accounting
+from orchard_proxy.schema.records import Accounting, JournalDamage
 
 NAME = "orchard.json"
 CARD = "README.md"
@@ -49,6 +50,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     accounting: Accounting
     invariant: str
     """The accounting as the one line that every export prints."""
+    journal_damages: list[JournalDamage] = []
+    """What of the recording was lost: the calls that may miss some of it carry the problem `journal_damaged`."""
     files: list[FileEntry]
 
     def footer(self, table: str) -> dict[str, str]:
@@ -66,6 +69,23 @@ def footer(
         "orchard.table": table,
         "orchard.accounting": msgspec.json.encode(accounting, order="deterministic").decode(),
     }
+
+
+def damage_lines(damages: Iterable[JournalDamage]) -> list[str]:
+    """Return one line for each damaged segment."""
+    segments: dict[str, list[JournalDamage]] = {}
+    for damage in damages:
+        segments.setdefault(damage.segment, []).append(damage)
+    return [_damage_line(segment, found) for segment, found in segments.items()]
+
+
+def _damage_line(segment: str, found: list[JournalDamage]) -> str:
+    lost, places = sum(damage.bytes for damage in found), len(found)
+    where = "in one place" if places == 1 else f"in {places} places"
+    return (
+        f"warning: journal segment {segment} is damaged {where}: {lost} bytes lost, first at offset {found[0].offset}. "
+        "What was recorded there is missing; calls that may have lost a part carry the problem journal_damaged."
+    )
 
 
 def producer() -> str:

@@ -92,6 +92,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     breaches: list[Breach]
     counts: dict[str, int]
     invariant: str
+    warnings: list[str] = []
+    """What breaks no rule, but whoever trains on it should know."""
 
 
 class Place(NamedTuple):

@@ -11,11 +11,20 @@ from orchard_proxy.assemble import samples
 from orchard_proxy.export.item import Item
 from orchard_proxy.record import deriver
 from orchard_proxy.record.catalog import Catalog
+from orchard_proxy.schema.records import JournalDamage
 
 
 def derived(data_dir: Path) -> bool:
     """Derive everything that is recorded; False when the folder is there, but nothing was ever recorded in it."""
     return deriver.derive(data_dir)
+
+
+def damages(data_dir: Path) -> list[JournalDamage]:
+    """Return what of the journal could not be derived, as far as it is derived."""
+    if not any(data_dir.iterdir()):
+        return []
+    with Catalog.open(data_dir) as catalog:
+        return catalog.damages()
 
 
 def items(data_dir: Path) -> Iterator[Item]:

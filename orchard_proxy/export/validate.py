@@ -37,6 +37,7 @@ def validate(folder: Path) -> Report:
         breaches=findings.kept,
         counts={table: getattr(stated.counts, table) for table in TABLES},
         invariant=invariant,
+        warnings=manifest.damage_lines(stated.journal_damages),
     )
 
 

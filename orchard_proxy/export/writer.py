@@ -5,7 +5,7 @@ The invariant `sampled = trained + masked` is summed here and must hold, or noth
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,16 +19,25 @@ from orchard_proxy.export.parquet import TableWriter
 from orchard_proxy.export.publish import staged
 from orchard_proxy.schema.columns import TABLES
 from orchard_proxy.schema.enums import RolloutStatus
-from orchard_proxy.schema.records import Accounting
+from orchard_proxy.schema.records import Accounting, JournalDamage
 
 
-def write(items: Iterable[Item], out: Path, *, overwrite: bool = False) -> Manifest:
-    """Write an export to the folder `out` and return its manifest. Raise UsageError when `out` is taken."""
+def write(
+    items: Iterable[Item],
+    out: Path,
+    *,
+    overwrite: bool = False,
+    damages: Callable[[], list[JournalDamage]] = list,
+) -> Manifest:
+    """Write an export to the folder `out` and return its manifest. Raise UsageError when `out` is taken.
+
+    `damages` is asked, once all items are read, for what of the recording was lost; the manifest keeps it.
+    """
     with staged(out, overwrite=overwrite) as stage:
-        return _write(items, stage)
+        return _write(items, stage, damages)
 
 
-def _write(items: Iterable[Item], stage: Path) -> Manifest:
+def _write(items: Iterable[Item], stage: Path, damages: Callable[[], list[JournalDamage]]) -> Manifest:
     total = _Total()
     with ExitStack() as stack:
         tables = {name: stack.enter_context(TableWriter(stage / name, name)) for name in TABLES}
@@ -47,6 +56,7 @@ def _write(items: Iterable[Item], stage: Path) -> Manifest:
         counts=counts,
         accounting=accounting,
         invariant=accounting.line(),
+        journal_damages=damages(),
         files=[*files, _entry(stage, stage / manifest.CARD)],
     )
     (stage / manifest.NAME).write_bytes(manifest.encode(written))

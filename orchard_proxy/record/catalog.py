@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -18,7 +19,7 @@ from orchard_proxy.record import catalog_file, queries, stored, tables
 from orchard_proxy.record.catalog_file import CATALOG_NAME
 from orchard_proxy.record.queries import Filter, Progress
 from orchard_proxy.schema.enums import Outcome
-from orchard_proxy.schema.records import Call, Rollout
+from orchard_proxy.schema.records import Call, JournalDamage, Rollout
 
 __all__ = ["CATALOG_NAME", "Batch", "Catalog"]
 
@@ -38,6 +39,7 @@ class Batch:
     failed_calls: dict[str, Outcome] = field(default_factory=dict)
     calls: list[dict[str, Any]] = field(default_factory=list)
     rollouts: list[dict[str, Any]] = field(default_factory=list)
+    damages: list[JournalDamage] = field(default_factory=list)
     progress: dict[str, Progress] = field(default_factory=dict)
 
 
@@ -124,6 +126,7 @@ class Catalog:
             self._settle(connection, batch)
             self._upsert(connection, tables.calls, "call_id", batch.calls)
             self._upsert(connection, tables.rollouts, "rollout_id", batch.rollouts)
+            self._upsert(connection, tables.damages, "place", list(map(_damage_row, batch.damages)))
             self._upsert(connection, tables.progress, "worker", list(map(_progress_row, batch.progress.values())))
 
     def _settle(self, connection: sa.Connection, batch: Batch) -> None:
@@ -149,6 +152,12 @@ class Catalog:
         """Return how far each worker's journal is derived."""
         with self._engine.connect() as connection:
             return queries.progress_of(connection.execute(queries.progress()))
+
+    def damages(self) -> list[JournalDamage]:
+        """Return what of the journal could not be derived."""
+        with self._engine.connect() as connection:
+            rows = connection.execute(queries.damages()).all()
+        return [JournalDamage(segment=row.segment, offset=row.offset, bytes=row.bytes) for row in rows]
 
     def rollout(self, rollout_id: str) -> Rollout | None:
         """Return one rollout; None when it is not (yet) known."""
@@ -195,3 +204,7 @@ def _progress_row(one: Progress) -> dict[str, Any]:
         "resume_offset": one.resume.offset,
         "commits": one.commits,
     }
+
+
+def _damage_row(one: JournalDamage) -> dict[str, Any]:
+    return {"place": f"{one.segment}:{one.offset}", **msgspec.structs.asdict(one)}

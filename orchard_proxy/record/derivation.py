@@ -17,14 +17,14 @@ from orchard_proxy.record import bounds, open_call, rollout_state
 from orchard_proxy.record.catalog import Batch, Catalog
 from orchard_proxy.record.open_call import OpenCall, ReadCall
 from orchard_proxy.record.queries import Progress
-from orchard_proxy.record.reader import Read
+from orchard_proxy.record.reader import Damage, Read
 from orchard_proxy.record.rollout_state import RolloutState
-from orchard_proxy.record.segments import Position, list_segments
+from orchard_proxy.record.segments import CONTROL_ID, Position, list_segments
 from orchard_proxy.record.stored import SharedText, call_row
 from orchard_proxy.record.tail import Step, Tail
 from orchard_proxy.schema.enums import Delivery
 from orchard_proxy.schema.frames import EndFrame, FinishFrame, FrameType, RolloutFrame
-from orchard_proxy.schema.records import Rollout
+from orchard_proxy.schema.records import JournalDamage, Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +100,9 @@ class Derivation:
         return [tail for tail in self._tails.values() if not tail.idle]
 
     def _take(self, worker: str, step: Step) -> None:
+        if step.damage is not None:
+            self._damage(worker, step.damage)
+            return
         if step.read is None:
             self._crash(worker)
             return
@@ -122,6 +125,28 @@ class Derivation:
             opened[read.call_id].add(read.kind, read.payload)
         elif not again:
             self._settled(read)
+
+    def _damage(self, worker: str, damage: Damage) -> None:
+        """Keep what was lost, and mark every open call that may have had frames there."""
+        lost = JournalDamage(segment=damage.path.name, offset=damage.start, bytes=damage.end - damage.start)
+        self._batch.damages.append(lost)
+        opened, owner = self._open[worker], damage.call_id
+        if owner in opened:
+            opened[owner].damaged = True
+        elif owner is None or not self._knows(owner):
+            for one in opened.values():
+                one.damaged = True
+
+    def _knows(self, call_id: bytes) -> bool:
+        """Say whether frames of this id concern no open call: control frames, and calls that have ended."""
+        name = call_id.hex()
+        return call_id == CONTROL_ID or name in self._rows or self._catalog.call_exists(name)
+
+    def finish_tails(self) -> None:
+        """Look at what is left at the end of each segment that nobody writes any more."""
+        for tail in self._tails.values():
+            for step in tail.end():
+                self._take(tail.worker, step)
 
     def _settled(self, read: Read) -> None:
         if read.kind is FrameType.ROLLOUT:
@@ -179,7 +204,7 @@ class Derivation:
         """Write the batch with the position that it reaches; then let go of what memory has no room for."""
         places = {tail.worker: tail.position for tail in self._tails.values() if tail.position >= self._before(tail)}
         moved = any(self._done.get(worker) != place for worker, place in places.items())
-        if not moved and not self._touched:
+        if not moved and not self._touched and not self._batch.damages:
             return
         self._batch.progress = {worker: self._progress(worker, place) for worker, place in places.items()}
         self._batch.rollouts = [self._states.held(rollout_id).row() for rollout_id in sorted(self._touched)]

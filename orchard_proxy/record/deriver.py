@@ -145,11 +145,11 @@ def _drain(derivation: Derivation) -> bool:
 
 def _close_dead(data_dir: Path, derivation: Derivation) -> None:
     """Close calls that can never end: their server is gone. Those of a server that runs stay open."""
-    if derivation.open_calls:
-        alive = lock.live_session(data_dir)
-        if alive is None:
-            _drain(derivation)  # what it wrote between our last look and its end
-        derivation.close_open(alive)
+    alive = lock.live_session(data_dir)
+    if alive is None:
+        _drain(derivation)  # what it wrote between our last look and its end
+        derivation.finish_tails()
+    derivation.close_open(alive)
 
 
 class _End:

@@ -28,6 +28,7 @@ _HEAD = msgspec.msgpack.Decoder(HeadFrame)
 _EVIDENCE = msgspec.msgpack.Decoder(EvidenceFrame)
 _TIME_BYTES = 8
 _NULL = msgspec.Raw(b"null")
+DAMAGED = "journal_damaged"
 
 
 @dataclass(slots=True)
@@ -44,6 +45,8 @@ class OpenCall:
     side: list[EvidenceFrame] = field(default_factory=list)
     first_chunk_us: int | None = None
     last_us: int = 0
+    damaged: bool = False
+    """Frames of it may be missing: the journal is damaged where they lay."""
 
     @classmethod
     def of(cls, call_id: bytes, began_at: Position, payload: bytes) -> "OpenCall":
@@ -173,6 +176,15 @@ def _request(one: OpenCall) -> _Request:
 
 
 def _evidence(one: OpenCall, end: EndFrame) -> CallEvidence:
+    """Return what the answer proves; where the journal lost some of it, nothing may be held against the engine."""
+    read = _evidence_as_read(one, end)
+    if not one.damaged:
+        return read
+    choices = [msgspec.structs.replace(choice, problems=[]) for choice in read.choices]
+    return msgspec.structs.replace(read, choices=choices, problems=[DAMAGED], rejected=True)
+
+
+def _evidence_as_read(one: OpenCall, end: EndFrame) -> CallEvidence:
     edit = one.edit
     if edit is None or edit.engine not in registry.ENGINES:
         return CallEvidence()  # the call never got as far as an engine

@@ -118,6 +118,12 @@ def calls(rollout_id: str) -> sa.Select[Any]:
     return sa.select(*columns).where(table.c.rollout_id == rollout_id).order_by(table.c.commit_seq)
 
 
+def damages() -> sa.Select[Any]:
+    """Select what of the journal could not be derived, in the order of the journal."""
+    table = tables.damages
+    return sa.select(table).order_by(sa.func.length(table.c.segment), table.c.segment, table.c.offset)
+
+
 def call_exists(call_id: str) -> sa.Select[Any]:
     """Select one call's id."""
     return sa.select(tables.calls.c.call_id).where(tables.calls.c.call_id == call_id)

@@ -19,6 +19,7 @@ import msgspec
 from orchard_proxy.errors import JournalDamagedError
 from orchard_proxy.record.segments import (
     CRC,
+    CRC_BYTES,
     FRAME_HEAD,
     FRAME_HEAD_BYTES,
     FRAME_OVERHEAD_BYTES,
@@ -57,12 +58,30 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     start: int
     end: int
+    call_id: bytes | None = None
+    """Whose frame it was, where it is one frame whose length is still right; None: nobody can say."""
 
 
 def read_header(path: Path) -> SegmentHeader | None:
     """Return a segment's header; None when it is not (yet) whole. Raise JournalDamagedError when it is garbage."""
     with path.open("rb") as file:
         return decode_header(file.read(HEADER_BYTES), path)
+
+
+def is_torn(path: Path, offset: int) -> bool:
+    """Say whether the bytes from `offset` to the end look like a write that was stopped: half a frame, or zeros.
+
+    Else they are a whole frame, or more, whose crc does not hold.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(offset, size - CRC_BYTES))
+        last = file.read()
+        file.seek(offset)
+        head = file.read(FRAME_HEAD_BYTES)
+    if len(head) < FRAME_HEAD_BYTES or not any(last):
+        return True
+    return bool(offset + FRAME_HEAD.unpack(head)[0] + FRAME_OVERHEAD_BYTES > size)
 
 
 def read_frames(
@@ -215,11 +234,19 @@ class _Scan:
         self._forget()
         if self._frame_at(offset) is not None:
             return offset
-        damage = Damage(path=self._path, start=offset, end=found)
+        damage = Damage(path=self._path, start=offset, end=found, call_id=self._owner(offset, found))
         logger.warning("%s: bytes %d to %d are damaged and were skipped", self._path, offset, found)
         if self._on_damage is not None:
             self._on_damage(damage)
         return found
+
+    def _owner(self, start: int, end: int) -> bytes | None:
+        """Return the call id of the one frame that these bytes were; None when they are not just one."""
+        head = os.pread(self._fd, FRAME_HEAD_BYTES, start)
+        if len(head) < FRAME_HEAD_BYTES:
+            return None
+        length, _, call_id = FRAME_HEAD.unpack(head)
+        return bytes(call_id) if start + length + FRAME_OVERHEAD_BYTES == end else None
 
     def _next_good(self, offset: int, size: int) -> int | None:
         at = self._load(offset, FRAME_HEAD_BYTES)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from orchard_proxy.errors import JournalDamagedError
-from orchard_proxy.record.reader import Damage, read_frames, read_header
+from orchard_proxy.record.reader import Damage, is_torn, read_frames, read_header
 from orchard_proxy.record.segments import HEADER_BYTES, list_segments
 from orchard_proxy.record.summary import CONTROL, RolloutState, RolloutStates, load_summary, save_summary
 
@@ -104,6 +104,11 @@ def _check(path: Path) -> tuple[RolloutStates, list[Damage], int]:
 
 def _cut(path: Path, end: int, damages: list[Damage]) -> Repair | None:
     cut_bytes = path.stat().st_size - end
+    if cut_bytes and end and not is_torn(path, end):
+        # Whole frames that were written, and damaged since: nothing is gained by cutting, and a reader can name them.
+        damages = [*damages, Damage(path=path, start=end, end=end + cut_bytes)]
+        logger.error("%s: its last %d bytes are damaged and were left as they are", path, cut_bytes)
+        cut_bytes = 0
     if cut_bytes == 0:
         return Repair(path=path, damages=damages) if damages else None
     try:

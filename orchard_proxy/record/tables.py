@@ -61,6 +61,16 @@ progress = sa.Table(
 )
 """How far the journal is derived, per worker; where reading must begin again; how many calls were committed so far."""
 
+damages = sa.Table(
+    "damages",
+    METADATA,
+    sa.Column("place", sa.Text, primary_key=True),
+    sa.Column("segment", sa.Text, nullable=False),
+    sa.Column("offset", sa.BigInteger, nullable=False),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+)
+"""Stretches of the journal that could not be derived; `place` is segment and offset."""
+
 meta = sa.Table(
     "meta",
     METADATA,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchard_proxy.errors import JournalDamagedError
-from orchard_proxy.record.reader import Damage, Read, read_frames, read_header
+from orchard_proxy.record.reader import Damage, Read, is_torn, read_frames, read_header
 from orchard_proxy.record.segments import (
     FRAME_OVERHEAD_BYTES,
     HEADER_BYTES,
@@ -25,11 +25,12 @@ logger = logging.getLogger(__name__)
 
 
 class Step(NamedTuple):
-    """One frame with the positions around it; `read` is None where a new session begins."""
+    """One frame with the positions around it; `read` is None where a new session begins, or bytes are damaged."""
 
     read: Read | None
     start: Position
     end: Position
+    damage: Damage | None = None
 
 
 class Tail:
@@ -58,13 +59,28 @@ class Tail:
         while True:
             behind = self._behind()
             if self._path.exists():
-                self.session = self.session or self._session_of(self._path)
+                self.session = self.session or (yield from self._session_of(self._path))
                 yield from self._frames(self._path)
             if not behind:
                 return
-            self._report_torn()
+            yield from self.end()
             if not (yield from self._enter(behind)):
                 return
+
+    def end(self) -> Iterator[Step]:
+        """Report what is left at the end of a segment that grows no more: a torn frame, or a damaged one."""
+        path = self._path
+        if not path.exists():
+            if self.position.offset or split_name(path.name)[1]:
+                logger.warning("%s is gone; going on with the segment behind it", path)
+            return
+        at, size = max(self.position.offset, HEADER_BYTES), path.stat().st_size
+        if at >= size or path.name in self._damaged:
+            return
+        if is_torn(path, at):
+            logger.warning("%s ends in %d bytes that are no whole frame", path, size - at)
+        else:
+            yield from self._damage(path, Damage(path=path, start=at, end=size))
 
     @property
     def _path(self) -> Path:
@@ -79,7 +95,7 @@ class Tail:
     def _enter(self, behind: list[Path]) -> Generator[Step, None, bool]:
         """Go to the first segment that can be read; return False when that one has no header yet."""
         for path in behind:
-            session = self._session_of(path)
+            session = yield from self._session_of(path)
             if session is None and path.name not in self._damaged and path == behind[-1]:
                 return False
             if session is not None:
@@ -92,40 +108,44 @@ class Tail:
         return False
 
     def _frames(self, path: Path) -> Iterator[Step]:
+        damages: list[Damage] = []
         try:
-            for read in read_frames(path, self.position.offset, on_damage=_report):
+            for read in read_frames(path, self.position.offset, on_damage=damages.append):
+                for damage in damages:
+                    self.position = Position(path.name, damage.end)
+                    yield self._reported(damage)
+                damages.clear()
                 size = len(read.payload) + FRAME_OVERHEAD_BYTES
                 start = Position(path.name, read.next_offset - size)
                 self.position = Position(path.name, read.next_offset)
                 yield Step(read, start, self.position)
         except JournalDamagedError as error:
-            self._report_damage(path, error)
+            yield from self._unreadable(path, error)
 
-    def _session_of(self, path: Path) -> bytes | None:
+    def _session_of(self, path: Path) -> Generator[Step, None, bytes | None]:
         try:
             header = read_header(path)
         except JournalDamagedError as error:
-            self._report_damage(path, error)
+            yield from self._unreadable(path, error)
             return None
         except FileNotFoundError:
             return None
         return header.session_id if header else None
 
-    def _report_damage(self, path: Path, error: JournalDamagedError) -> None:
-        if path.name not in self._damaged:
-            logger.error("%s", error)
-        self._damaged.add(path.name)
-
-    def _report_torn(self) -> None:
-        path = self._path
-        if not path.exists():
-            if self.position.offset or split_name(path.name)[1]:
-                logger.warning("%s is gone; going on with the segment behind it", path)
+    def _unreadable(self, path: Path, error: JournalDamagedError) -> Iterator[Step]:
+        """Report, once, a segment of which nothing (more) can be read."""
+        if path.name in self._damaged:
             return
-        torn_bytes = path.stat().st_size - max(self.position.offset, HEADER_BYTES)
-        if torn_bytes > 0 and path.name not in self._damaged:
-            logger.warning("%s ends in %d bytes that are no whole frame", path, torn_bytes)
+        logger.error("%s", error)
+        start = self.position.offset if path.name == self.position.segment else 0
+        yield from self._damage(path, Damage(path=path, start=start, end=path.stat().st_size))
 
+    def _damage(self, path: Path, damage: Damage) -> Iterator[Step]:
+        if path.name not in self._damaged:
+            self._damaged.add(path.name)
+            yield self._reported(damage)
 
-def _report(damage: Damage) -> None:
-    logger.error("%s: bytes %d to %d could not be derived", damage.path, damage.start, damage.end)
+    def _reported(self, damage: Damage) -> Step:
+        logger.error("%s: bytes %d to %d could not be derived", damage.path, damage.start, damage.end)
+        start, end = (Position(damage.path.name, offset) for offset in (damage.start, damage.end))
+        return Step(None, start, end, damage)

@@ -200,6 +200,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]
 
 
+class JournalDamage(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of the journal that could not be read. What was recorded there is lost."""
+
+    segment: str
+    offset: int
+    bytes: int
+
+
 class Accounting(msgspec.Struct, frozen=True, kw_only=True):
     """The invariant line: `sampled = trained + sum(masked.values())`, in tokens."""
 

@@ -5,12 +5,18 @@ import pytest
 from derive_kit import Scribe
 
 from orchard_proxy.record.segments import HEADER_BYTES, Position
-from orchard_proxy.record.tail import Tail
+from orchard_proxy.record.tail import Step, Tail
 from orchard_proxy.schema.frames import FrameType
 
 
 def kinds(tail: Tail) -> list[str]:
-    return ["session" if step.read is None else step.read.kind.name for step in tail.steps()]
+    return [_kind(step) for step in tail.steps()]
+
+
+def _kind(step: Step) -> str:
+    if step.damage is not None:
+        return "damage"
+    return "session" if step.read is None else step.read.kind.name
 
 
 def test_frames_come_once_and_in_order(tmp_path):
@@ -94,7 +100,7 @@ def test_a_segment_without_a_header_is_passed_over_once_there_is_another(tmp_pat
     scribe.path.write_bytes(content)
     scribe.next_segment(3)
     scribe.finish("r")
-    assert kinds(tail) == ["session", "ROLLOUT", "FINISH"]
+    assert kinds(tail) == ["session", "ROLLOUT", *(["damage"] if content else []), "FINISH"]
     assert ("does not begin like" in caplog.text) == bool(content)
 
 
