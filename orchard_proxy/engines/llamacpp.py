@@ -40,7 +40,11 @@ class LlamaCpp:
         values = {} if shown else _ask_logprobs(request, whole=whole)
         if whole:
             values |= _ASK_WHOLE
-        strip = Strip(logprobs=not shown, verbose=request.value("verbose") is not True)
+        strip = Strip(
+            ids=request.value("return_tokens") is not True,
+            logprobs=not shown,
+            verbose=request.value("verbose") is not True,
+        )
         return edited(request, values, strip, whole=whole)
 
     def strip_body(self, body: bytes, prepared: Prepared) -> bytes:
@@ -121,4 +125,12 @@ def _is_number(value: Any) -> bool:
 @lru_cache(maxsize=8)
 def _changes(strip: Strip) -> dict[str, Change]:
     changes: dict[str, Change] = {"choices": jsonbytes.each({"logprobs": None})} if strip.logprobs else {}
-    return {"__verbose": None, **changes} if strip.verbose else changes
+    return {"__verbose": None if strip.verbose else jsonbytes.each(_report_changes(strip)), **changes}
+
+
+def _report_changes(strip: Strip) -> dict[str, Change]:
+    """Return what to change in a report that the client asked for: what it says only because we asked for more."""
+    changes: dict[str, Change] = {"tokens": b"[]"} if strip.ids else {}
+    if strip.logprobs:
+        changes |= {"completion_probabilities": None, "generation_settings": jsonbytes.each({"n_probs": b"0"})}
+    return changes

@@ -12,6 +12,7 @@ from msgspec import Raw
 from orchard_proxy.wire import jsonbytes, sse
 from orchard_proxy.wire.chat_errors import error_event
 from orchard_proxy.wire.chat_parts import Members, Part, entries_of, is_blank, message_of, parts_of
+from orchard_proxy.wire.chat_prefill import in_stream, reported_index, without_prefill
 from orchard_proxy.wire.chat_request import ChatRequest
 
 _DONE = sse.encode(sse.DONE)
@@ -51,15 +52,19 @@ class _Maker:
         self._top = top
         self._include_usage = request.include_usage
         self._choices = _choices(top)
-        self._sources = _choices(jsonbytes.members(source) or {}) if source else self._choices
+        whole = jsonbytes.members(source) or {} if source else top
+        self._sources = _choices(whole)
         self._llamacpp = next(iter(top), "") == "choices"
+        if self._llamacpp:
+            self._choices = without_prefill(self._choices, whole.get("__verbose"), request)
         self._vllm = "prompt_token_ids" in top
         order = _LLAMACPP_ORDER if self._llamacpp else tuple(k for k in top if k in _ENVELOPE)
         if self._vllm:  # says these once, at the end
             order = tuple(k for k in order if k not in {"system_fingerprint", "service_tier"})
         self._head, self._foot = _envelope(top, order)
-        said = {*order, *_FIRST_CHUNK, "usage", "choices", "service_tier"}
+        said = {*order, *_FIRST_CHUNK, "usage", "choices", "service_tier", "__verbose"}
         self._timings = {"timings": top["timings"]} if "timings" in top else {}
+        self._report = top.get("__verbose")
         self._tail = {k: v for k, v in top.items() if k not in said and not is_blank(v)}
 
     def chunks(self) -> Iterator[bytes]:
@@ -83,12 +88,14 @@ class _Maker:
         return Raw(_encode({key: value for key, value in counts.items() if value != _NULL}))
 
     def _closing(self, position: int) -> Members:
-        """Return what rides on a choice's last chunk: timings on each, all else on the stream's last."""
-        if self._include_usage:
-            return {}
-        if position == len(self._choices) - 1:
-            return self._tail
-        return self._timings
+        """Return what rides on a choice's last chunk: timings, its own report; all else on the stream's last."""
+        out: Members = {}
+        if not self._include_usage:
+            out = self._tail if position == len(self._choices) - 1 else self._timings
+        index = bytes(self._choices[position]["index"])
+        if self._report is not None and index == b"%d" % reported_index(self._report):
+            return out | {"__verbose": in_stream(self._report)}
+        return out
 
     def _chunk(self, choice: bytes, extra: Members | None = None) -> bytes:
         more = b"," + _inside(extra) if extra else b""

@@ -34,7 +34,7 @@ def added(members: bytes, mode=AUTO) -> dict:
 @pytest.mark.parametrize("mode", [AUTO, ON, OFF])
 def test_a_whole_answer_is_asked_for_with_every_id(mode):
     assert added(b"", mode) == WHOLE
-    assert prepare(b"", mode).strip == Strip(logprobs=True, verbose=True)
+    assert prepare(b"", mode).strip == Strip(ids=True, logprobs=True, verbose=True)
     assert not prepare(b"", mode).synthesise
 
 
@@ -394,3 +394,27 @@ def test_a_report_of_no_choice_is_of_none(index):
     found = read(whole(others=[second(named(7))], report={"index": index}))
     assert [c.problems for c in found.choices] == [["ids_incomplete"]] * 2
     assert not found.rejected
+
+
+REPORT = (
+    b'{"choices":[{"index":0,"message":{},"logprobs":{"content":[]}}],"__verbose":{"content":"x","tokens":[5],'
+    b'"generation_settings":{"n_probs":1,"stream":false},"completion_probabilities":[]},"timings":{}}'
+)
+LESS = (
+    b'{"choices":[{"index":0,"message":{}}],"__verbose":{"content":"x","tokens":[],'
+    b'"generation_settings":{"n_probs":0,"stream":false}},"timings":{}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        (b"", b'{"choices":[{"index":0,"message":{}}],"timings":{}}'),
+        (b',"verbose":true', LESS),
+        (b',"verbose":true,"return_tokens":true,"logprobs":true,"top_logprobs":1', REPORT),
+    ],
+    ids=["none", "a report", "a report with all"],
+)
+def test_a_report_that_the_client_asks_for_has_nothing_of_ours(asked, shown):
+    prepared = prepare(asked)
+    assert LlamaCpp().strip_body(REPORT, prepared) == shown

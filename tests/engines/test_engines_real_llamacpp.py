@@ -4,6 +4,7 @@ Skipped only where the model cannot be had (no package index and no cache).
 """
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -119,6 +120,9 @@ REQUESTS = {
     "logprobs as a number": {"logprobs": 2},
     "logprobs false": {"logprobs": False},
     "n_probs": {"n_probs": 4},
+    "a report": {"verbose": True},
+    "a report with ids": {"verbose": True, "return_tokens": True},
+    "a report with logprobs": {"verbose": True, "logprobs": True, "top_logprobs": 2},
     "sampled": {"temperature": 0.9, "seed": 11},
 }
 
@@ -131,7 +135,7 @@ def test_every_id_is_known_and_the_client_sees_the_plain_answer(server, more):
     status, plain, _ = server.post(PATH, sent)
     prepared, answer, found = call(server, body)
     assert status == 200
-    assert twins.mask(ENGINE.strip_body(answer, prepared)) == twins.mask(plain)
+    assert mask_runs(ENGINE.strip_body(answer, prepared)) == mask_runs(plain)
     assert (found.problems, found.rejected) == ([], False)
     one = found.choices[0]
     assert one.ids_grade == IdsGrade.ENGINE
@@ -159,6 +163,45 @@ def test_two_choices(server, seed):
         text = json.loads(bytes(one.message))["content"]
         assert ids(one) or (one.problems == ["ids_incomplete"] and not text.isascii())
     assert found.choices[0].problems == []
+
+
+def begun(*texts: str, **more) -> dict:
+    said = texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+    return {"messages": [*FRANCE, {"role": "assistant", "content": said, **more}]}
+
+
+STREAMS = {
+    "plain": {},
+    "a beginning": begun("The capital of"),
+    "a beginning in parts": begun("The cap", "ital of"),
+    "a beginning with white space": begun("The capital is \u00e9 \n"),
+    "an empty beginning": begun(""),
+    "a beginning and usage": begun("The capital of") | {"stream_options": {"include_usage": True}},
+    "a beginning and logprobs": begun("The capital of") | {"logprobs": True, "top_logprobs": 2},
+    "a beginning and a stop string": begun("The capital") | {"stop": ["Paris"]},
+    "a report": {"verbose": True},
+    "a report and ids": {"verbose": True, "return_tokens": True},
+    "a report and usage": {"verbose": True, "stream_options": {"include_usage": True}},
+    "a report and logprobs": {"verbose": True, "logprobs": True, "top_logprobs": 1},
+    "a report of a beginning": begun("The capital of") | {"verbose": True},
+}
+
+
+@pytest.mark.parametrize("more", STREAMS.values(), ids=STREAMS)
+def test_the_stream_that_we_make_is_the_engines_own(server, more):
+    sent = json.dumps(BASE | {"stream": True, "max_tokens": 6} | more).encode()
+    server.post(PATH, sent)  # a cold prompt cache may give another text
+    _, plain, _ = server.post(PATH, sent)
+    request = chat.decode(sent)
+    prepared, answer, found = call(server, json.loads(sent))
+    made = b"".join(chat.synthesise(ENGINE.strip_body(answer, prepared), request, source=answer))
+    assert mask_runs(made) == mask_runs(plain)
+    assert (found.problems, found.rejected, len(ids(found.choices[0]))) == ([], False, found.usage.completion_tokens)
+
+
+def mask_runs(stream: bytes) -> bytes:
+    """Hide also which slot served it."""
+    return re.sub(rb'"id_slot":\d+', b'"id_slot":0', twins.mask(stream))
 
 
 REFUSED = {
