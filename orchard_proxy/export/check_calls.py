@@ -17,6 +17,7 @@ from orchard_proxy.schema.packed import Int32s
 
 _Node = tuple[str | None, int | None]
 _NOWHERE: _Node = (None, None)
+TIME_TOLERANCE_S = 1e-5
 _DROPPED = ("messages", "tools", "sampling")
 
 
@@ -151,7 +152,7 @@ def has_ids(call: Row, choice: Row) -> bool:
 
 def _by_itself(row: Row) -> Iterator[tuple[Rule, str]]:
     indexes = [choice["index"] for choice in row["choices"]]
-    if len(set(indexes)) != len(indexes):
+    if len(set(indexes)) != len(indexes) and not row["evidence_rejected"]:
         yield Rule.CHOICE_INDEX, f"its choices are numbered {indexes}"
     for choice in row["choices"]:
         yield from _choice(row, choice)
@@ -163,6 +164,10 @@ def _by_itself(row: Row) -> Iterator[tuple[Rule, str]]:
     if not row["prompt_known"] and (stored or row["prompt_base_call_id"] is not None):
         yield Rule.PROMPT_LENGTH, "its prompt is not known, but it has a reference"
     yield from _usage(row)
+    if abs((row["ended_at"] - row["begun_at"]) / 1e6 - row["duration_s"]) > TIME_TOLERANCE_S:
+        yield Rule.TIMES, f"its duration is {row['duration_s']} s, from {row['begun_at']} to {row['ended_at']}"
+    if (row["parent_call_id"] is None) != (row["parent_choice"] is None):
+        yield Rule.PARENT, f"choice {row['parent_choice']} of parent {row['parent_call_id']} is half a reference"
     if row["prompt_shared"] < 0 or (row["prompt_shared"] and row["prompt_base_call_id"] is None):
         yield Rule.PROMPT_BASE, f"shares {row['prompt_shared']} tokens with {row['prompt_base_call_id']}"
 

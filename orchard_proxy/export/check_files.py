@@ -1,6 +1,6 @@
 """Rules over the files of an export: the manifest's list, digests, footers, schemas."""
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,8 +20,11 @@ def check_files(folder: Path, stated: Manifest, findings: Findings) -> dict[str,
     readable: dict[str, list[Path]] = {table: [] for table in TABLES}
     rows = dict.fromkeys(TABLES, 0)
     for entry in stated.files:
+        if not _is_inside(entry.path):
+            findings.add(Rule.FILE_OUTSIDE, manifest.NAME, f"names {entry.path!r}, which is not looked at")
+            continue
         path = folder / entry.path
-        if not path.is_file():
+        if not _is_file(path):
             findings.add(Rule.FILE_MISSING, entry.path, "listed in the manifest, but not there")
             continue
         _check_digest(path, entry, findings)
@@ -38,6 +41,18 @@ def check_files(folder: Path, stated: Manifest, findings: Findings) -> dict[str,
                 f"states {getattr(stated.counts, table)} {table}, the files hold {n_rows}",
             )
     return readable
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no file can have
+        return False
 
 
 def _check_listing(folder: Path, stated: Manifest, findings: Findings) -> None:

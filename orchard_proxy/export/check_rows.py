@@ -57,6 +57,8 @@ class Rollouts:
         names = [entry["name"] for entry in row["rewards"]]
         if len(set(names)) != len(names):
             self._findings.add(Rule.UNIQUE_ID, place, f"a reward name stands twice in {names}")
+        if (row["status"] == enums.RolloutStatus.RUNNING) != (row["finished_at"] is None):
+            self._findings.add(Rule.FINISHED, place, f"it is {row['status']} and its end is {row['finished_at']}")
         self.rows[row["rollout_id"]] = row
         self._places[row["rollout_id"]] = place
 

@@ -15,6 +15,7 @@ class Rule(Enum):
     """Every rule that an export keeps. The value says it in words."""
 
     FILE_MISSING = "every file of the manifest is there"
+    FILE_OUTSIDE = "every file of the manifest lies in the folder of the export"
     FILE_UNLISTED = "every file is in the manifest"
     FILE_HASH = "every file has the size and sha256 of the manifest"
     FILE_UNREADABLE = "every Parquet file can be read to its end"
@@ -29,9 +30,11 @@ class Rule(Enum):
     JSON = "JSON columns hold valid JSON"
     SPANS = "policy version spans lie within their tokens"
 
+    FINISHED = "a rollout has an end if and only if it no longer runs"
     ROLLOUT_COUNTS = "a rollout counts its calls and sampled tokens right"
 
-    CHOICE_INDEX = "the choices of a call have different indexes"
+    TIMES = "the duration of a call is its end minus its begin"
+    CHOICE_INDEX = "the choices of a call whose evidence is not rejected have different indexes"
     CHOICE_LENGTHS = "a choice has as many logprobs as ids, or none"
     CHOICE_COUNT = "a choice with trusted ids sampled as many tokens as it has ids"
     CALL_IDS = "token ids of a call are not negative"
@@ -61,6 +64,8 @@ class Rule(Enum):
     LOGPROB_COPY = "logprobs of targets are the call's, bit for bit"
     TRAINED_ALLOWED = "what is trained ended well, reached the client, and has trusted ids and logprobs"
     MASKED_REASON = "a masked turn names the reason that its call shows"
+
+    REBUILT = "a sample is, in every column, what its rollout's calls make of it"
 
     TRAINED_ONCE = "a choice is trained in at most one sample"
     TRAINED_FIRST = "a choice is trained in the first sample that it is part of"

@@ -265,6 +265,12 @@ PLANTED: dict[str, tuple[Rule, str, Change, str]] = {
     "trained in a later sample": (Rule.TRAINED_FIRST, "samples", train_late, "main-1"),
     "trained nowhere": (Rule.ACCOUNTED, "samples", untrain, "@6"),
     "a sample dropped": (Rule.ACCOUNTED, "samples", lambda rows: rows.pop(7), "@11"),
+    "no end": (Rule.FINISHED, "rollouts", first(finished_at=None), "main"),
+    "an end too early": (Rule.FINISHED, "rollouts", at(2, finished_at=1), "still-running"),
+    "a longer call": (Rule.TIMES, "calls", at(3, duration_s=0.6), "@3"),
+    "half a parent": (Rule.PARENT, "calls", at(3, parent_choice=None), "@3"),
+    "a sample that nobody made": (Rule.REBUILT, "samples", at(3, sample_id="x"), "x"),
+    "a sample that is not there": (Rule.REBUILT, "samples", lambda rows: rows.pop(7), "lost-0"),
     "accounting changed by the rows": (Rule.ACCOUNTING, "samples", untrain, manifest.NAME),
 }
 
@@ -303,7 +309,7 @@ def test_a_planted_breach_is_named(out: Path, rule: Rule, table: str, change: Ch
 
 def test_every_breach_names_table_file_and_row(out: Path) -> None:
     rewrite(out, "samples", put(0, "token_ids", 5, 99))
-    (breach,) = validate(out).breaches
+    breach, _ = validate(out).breaches
     assert (breach.table, breach.file, breach.row) == ("samples", "samples/part-00000.parquet", "main-0")
     assert breach.line().startswith("samples samples/part-00000.parquet main-0: path_ids: ")
 
@@ -463,9 +469,65 @@ def test_an_accounting_that_the_rows_do_not_give_is_named(out: Path, accounting:
     assert ("accounting", manifest.NAME) in found(out)
 
 
+@pytest.mark.parametrize(
+    ("table", "change", "named"),
+    [
+        pytest.param("samples", first(messages="[]"), "main-0: rebuilt: messages", id="messages"),
+        pytest.param("samples", first(tools="[]"), "main-0: rebuilt: tools", id="tools"),
+        pytest.param(
+            "samples", at(1, branch_reason="root"), "main-1: rebuilt: branch_reason is 'root'", id="branch-reason"
+        ),
+        pytest.param("samples", first(ids_grade="pinned"), "main-0: rebuilt: ids_grade is 'pinned'", id="ids-grade"),
+        pytest.param("samples", first(logprobs_grade="none"), "main-0: rebuilt: logprobs_grade", id="logprobs-grade"),
+        pytest.param("samples", first(problems=["x"]), "main-0: rebuilt: problems", id="problems"),
+        pytest.param("samples", first(policy_versions=[]), "main-0: rebuilt: policy_versions", id="versions"),
+        pytest.param("samples", turn(0, 0, finish_reason="x"), "main-0: rebuilt: turns", id="turn-finish-reason"),
+        pytest.param("samples", first(reward=1.0), "main-0: rebuilt: reward is 1.0", id="reward"),
+        pytest.param("rollouts", first(group_id="h"), "main-0: rebuilt: group_id is 'g'", id="group-of-rollout"),
+        pytest.param("calls", at(1, messages="[]"), "main-0: rebuilt: messages", id="messages-of-call"),
+        pytest.param("calls", at(1, tools="[]"), "main-0: rebuilt: tools", id="tools-of-call"),
+        pytest.param("calls", of_choice(2, message="{}"), "main-1: rebuilt: messages", id="message-of-choice"),
+        pytest.param("calls", of_choice(0, finish_reason="x"), "main-0: rebuilt: turns", id="finish-reason-of-call"),
+        pytest.param("calls", first(problems=["x"]), "main-0: rebuilt: problems", id="problems-of-call"),
+    ],
+)
+def test_a_column_that_is_not_what_the_calls_make_is_named(out: Path, table: str, change: Change, named: str) -> None:
+    rewrite(out, table, change)
+    lines = [breach.line() for breach in validate(out).breaches]
+    assert [line for line in lines if named in line], lines
+
+
+@pytest.mark.parametrize("table", ["calls", "samples"])
+def test_rows_in_another_order_are_the_same_export(out: Path, table: str) -> None:
+    rewrite(out, table, lambda rows: random.Random(5).shuffle(rows))
+    assert validate(out).breaches == []
+
+
+def test_advantages_are_the_trainers_to_fill(out: Path) -> None:
+    rewrite(
+        out,
+        "samples",
+        lambda rows: [row.update(advantages=pack_floats([0.5] * len(row["loss_mask"]))) for row in rows],
+    )
+    assert validate(out).breaches == []
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "samples/../../secret", "..", "", "a\0b", "x" * 5000])
+def test_the_manifest_names_no_file_outside_of_the_export(out: Path, name: str) -> None:
+    (out.parent / "secret").write_text("mine")
+    stated = manifest.read(out)
+    entry = manifest.FileEntry(path=name, bytes=4, sha256="0" * 64)
+    (out / manifest.NAME).write_bytes(manifest.encode(msgspec.structs.replace(stated, files=[*stated.files, entry])))
+    (breach,) = validate(out).breaches
+    assert breach.rule == ("file_missing" if name == "x" * 5000 else "file_outside")
+    assert "sha256" not in breach.detail
+
+
 def test_every_rule_has_a_planted_breach() -> None:
     planted = (
-        {rule for rule, *_ in PLANTED.values()} | {rule for rule, *_ in OF_FILES.values()} | {Rule.FILE_ROWS, Rule.NULL}
+        {rule for rule, *_ in PLANTED.values()}
+        | {rule for rule, *_ in OF_FILES.values()}
+        | {Rule.FILE_ROWS, Rule.NULL, Rule.FILE_OUTSIDE}
     )
     assert planted == set(Rule)
 
@@ -496,7 +558,7 @@ def test_beyond_the_cap_breaches_are_counted_and_not_kept(out: Path, monkeypatch
     monkeypatch.setattr(report, "KEPT_BREACHES", 2)
     rewrite(out, "samples", lambda rows: [row.update(reward=7.0) for row in rows])
     verdict = validate(out)
-    assert (verdict.total_breaches, len(verdict.breaches)) == (8, 2)
+    assert (verdict.total_breaches, len(verdict.breaches)) == (16, 2)
 
 
 def test_a_legitimate_oddity_is_not_a_breach(tmp_path: Path) -> None:
@@ -509,6 +571,7 @@ def test_a_legitimate_oddity_is_not_a_breach(tmp_path: Path) -> None:
     odd.call([1, 3, 4, 5], choice(0, [6, 7], versions=[VersionSpan(version="1", start=0, end=1)] * 1))
     odd.call([9], choice(0, [8], logprobs=pack_floats([0.0])), failure=INFRA)
     odd.call([9], [8])
+    odd.call([9], choice(0, [8]), choice(0, [7]), rejected=True, problems=["duplicate_choice_index"])
     write([odd.item()], tmp_path / "out")
     assert validate(tmp_path / "out").breaches == []
 
