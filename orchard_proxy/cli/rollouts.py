@@ -28,18 +28,19 @@ def command() -> None:
 @data_option
 @click.option("--status", type=click.Choice([str(status) for status in RolloutStatus]), help="Only these.")
 @click.option("--group", "group_id", help="Only this group.")
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="At most so many, newest last.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="The newest so many.")
 @json_option
 def list_rollouts(*, data_dir: Path, status: str | None, group_id: str | None, limit: int, as_json: bool) -> None:
-    """List rollouts in the order of their start."""
+    """List the newest rollouts in the order of their start, the newest last."""
     rows: list[dict[str, Any]] = []
     if source.derived(data_dir):
         with Catalog.open(data_dir) as catalog:
-            found = catalog.rollouts(Filter(status=status, group_id=group_id), limit=limit + 1)
+            found = catalog.newest_rollouts(Filter(status=status, group_id=group_id), limit=limit + 1)
             rows = [_summary(rollout, *catalog.totals(rollout.rollout_id)) for rollout in found]
     if len(rows) > limit:
-        click.echo(f"orchard: only the first {limit} are listed; more with --limit", err=True)
-    rows = rows[:limit]
+        newest = "only the newest is" if limit == 1 else f"only the newest {limit} are"
+        click.echo(f"orchard: {newest} listed; more with --limit", err=True)
+    rows = rows[-limit:]
     if as_json:
         click.echo(_json(rows))
         return

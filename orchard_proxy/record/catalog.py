@@ -177,6 +177,12 @@ class Catalog:
             rows = connection.execute(queries.rollouts(wanted or Filter(), limit=limit, after=after)).all()
         return [stored.rollout_of(row) for row in rows]
 
+    def newest_rollouts(self, wanted: Filter | None = None, *, limit: int = 100) -> list[Rollout]:
+        """Return the last `limit` rollouts, in the order of their start."""
+        with self._engine.connect() as connection:
+            rows = connection.execute(queries.rollouts(wanted or Filter(), limit=limit, newest=True)).all()
+        return [stored.rollout_of(row) for row in reversed(rows)]
+
     def iter_rollouts(self, wanted: Filter | None = None) -> Iterator[Rollout]:
         """Iterate over all rollouts in the order of their start, a page at a time."""
         after = None

@@ -96,10 +96,14 @@ def rollout(rollout_id: str) -> sa.Select[Any]:
     return sa.select(tables.rollouts).where(tables.rollouts.c.rollout_id == rollout_id)
 
 
-def rollouts(wanted: Filter, *, limit: int, after: str | None) -> sa.Select[Any]:
-    """Select rollouts in the order of their start, behind `after`; an unknown `after` selects none."""
+def rollouts(wanted: Filter, *, limit: int, after: str | None = None, newest: bool = False) -> sa.Select[Any]:
+    """Select rollouts in the order of their start, behind `after`; an unknown `after` selects none.
+
+    With `newest`, the last `limit` of them, in the reverse order.
+    """
     table = tables.rollouts
-    query = sa.select(table).order_by(table.c.started_at, table.c.rollout_id).limit(limit)
+    order = (table.c.started_at, table.c.rollout_id)
+    query = sa.select(table).order_by(*(column.desc() if newest else column for column in order)).limit(limit)
     for name in wanted.__struct_fields__:
         if (value := getattr(wanted, name)) is not None:
             query = query.where(table.c[name] == str(value))

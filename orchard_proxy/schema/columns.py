@@ -182,7 +182,12 @@ SAMPLES = (
     _null("group_id", Kind.STR, "its group"),
     _null("task_id", Kind.STR, "its task"),
     Column("branch", Kind.INT32, "number of the leaf in commit order, from 0"),
-    Column("branch_reason", Kind.STR, "main | choice | fork | root | no_ids"),
+    Column(
+        "branch_reason",
+        Kind.STR,
+        "why it is a row of its own: main (the first) | choice (n > 1) | fork (leaves an earlier row) "
+        "| root (extends no call) | no_ids",
+    ),
     Column("token_ids", Kind.IDS, "prompt and sampled tokens of the path, length T"),
     Column("loss_mask", Kind.MASK, "1 = a target, length T"),
     Column("logprobs", Kind.LOGPROBS, "of the sampled tokens; NaN where the mask is 0; length T"),

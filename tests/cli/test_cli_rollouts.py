@@ -11,6 +11,10 @@ from click.testing import CliRunner, Result
 
 from orchard_proxy.cli import table
 from orchard_proxy.cli.main import cli
+from orchard_proxy.record.catalog import Batch, Catalog
+from orchard_proxy.record.segments import journal_dir
+from orchard_proxy.record.stored import rollout_row
+from orchard_proxy.schema.records import Rollout
 
 
 def run(*arguments: str | Path) -> Result:
@@ -37,7 +41,7 @@ def test_ls_is_plain_columns_in_a_pipe(data_dir: Path) -> None:
         pytest.param(["--status", "running"], ["two"], id="status"),
         pytest.param(["--group", "g"], ["one"], id="group"),
         pytest.param(["--group", "none"], [], id="no-such-group"),
-        pytest.param(["--limit", "1"], ["one"], id="limit"),
+        pytest.param(["--limit", "1"], ["two"], id="limit"),
     ],
 )
 def test_ls_as_json(data_dir: Path, options: list[str], listed: list[str]) -> None:
@@ -103,3 +107,14 @@ def test_listing_does_not_load_arrow(data_dir: Path) -> None:
     script += "cli(sys.argv[1:], standalone_mode=False)\nassert 'pyarrow' not in sys.modules"
     command = [sys.executable, "-c", script, "rollouts", "ls", "--data", str(data_dir)]
     subprocess.run(command, check=True, capture_output=True)
+
+
+def test_the_newest_are_listed_oldest_first(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path) as catalog:
+        made = [Rollout(rollout_id=f"r{n}", started_us=n) for n in range(5)]
+        rows = [rollout_row(rollout, calls=0, sampled_tokens=0) for rollout in made]
+        catalog.write(Batch(rollouts=rows))
+    journal_dir(tmp_path).mkdir()
+    listed = run("rollouts", "ls", "--data", tmp_path, "--limit", "3", "--json")
+    assert [row["rollout_id"] for row in json.loads(listed.stdout)] == ["r2", "r3", "r4"]
+    assert listed.stderr == "orchard: only the newest 3 are listed; more with --limit\n"
