@@ -251,7 +251,7 @@ async def test_beyond_the_limit_is_a_413_and_no_record(tmp_path, by_chunks, more
             refused = (await answer.json())["error"]
     assert answer.status == 413
     assert (refused["code"], refused["type"]) == ("request_too_large", "invalid_request_error")
-    assert "max_body_bytes" in refused["message"]
+    assert "--max-body-bytes" in refused["message"]
     assert len(engine.heard) == 1
     assert len(told(tmp_path).calls) == 1
 
