@@ -48,6 +48,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     durability: Literal["process", "power"] = "process"
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1)] = 64 * MIB
     """Room for images in a request, not for an accident."""
+    max_rollout_bytes: Annotated[int, msgspec.Meta(ge=1)] = 256 * MIB
+    """Requests of one rollout that are being read or answered, together: no agent may fill the memory of all."""
     connect_timeout_s: Positive = 10.0
     """An engine that does not take a connection in this time is down, not slow."""
     silence_timeout_s: Positive = 1800.0

@@ -10,6 +10,7 @@ from orchard_proxy.schema.frames import RolloutFrame
 from orchard_proxy.server import identify
 from orchard_proxy.server.control import ControlPlane
 from orchard_proxy.server.http_reply import HttpReply
+from orchard_proxy.server.intake import Intake, RefusedError
 from orchard_proxy.server.metrics import Metrics
 from orchard_proxy.server.registry import Entry, Registry
 from orchard_proxy.server.relay import House, Incoming, Relay
@@ -21,14 +22,12 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class DataPlane:
     """What a harness may reach: the model API, under a rollout's key."""
 
-    def __init__(
-        self, house: House, registry: Registry, metrics: Metrics, *, stall_s: float, max_body_bytes: int
-    ) -> None:
+    def __init__(self, house: House, registry: Registry, metrics: Metrics, intake: Intake, *, stall_s: float) -> None:
         self._house = house
         self._registry = registry
         self._metrics = metrics
         self._stall_s = stall_s
-        self._max_body_bytes = max_body_bytes
+        self._intake = intake
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Identify, then relay or refuse."""
@@ -42,11 +41,16 @@ class DataPlane:
 
     async def _call(self, request: web.Request, entry: Entry, path: str) -> web.StreamResponse:
         begun_us = now_us()
-        try:
-            body = await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            return self._refuse(identify.Refusal(413, "request_too_large", self._too_large()))
-        entry = await self._known(entry, begun_us)
+        with self._intake.call(entry.rollout_id) as held:
+            try:
+                body = await held.read(request)
+            except RefusedError as error:
+                return self._refuse(error.refusal)
+            return await self._relay(request, await self._known(entry, begun_us), path, body, begun_us)
+
+    async def _relay(
+        self, request: web.Request, entry: Entry, path: str, body: bytes, begun_us: int
+    ) -> web.StreamResponse:
         incoming = Incoming(
             entry=entry,
             path=path,
@@ -59,9 +63,6 @@ class DataPlane:
         with self._metrics.in_flight():
             await Relay(self._house, incoming, reply).run()
         return reply.response
-
-    def _too_large(self) -> str:
-        return f"The request is larger than {self._max_body_bytes} bytes. Raise --max-body-bytes of orchard serve."
 
     async def _known(self, entry: Entry, now_us: int) -> Entry:
         """Return the one entry of a rollout; an implicit one is recorded at its first call."""

@@ -26,6 +26,7 @@ from orchard_proxy.server import keys
 from orchard_proxy.server.app import DataPlane, data_app, full_app
 from orchard_proxy.server.control import ControlPlane
 from orchard_proxy.server.deriver_child import DeriverChild
+from orchard_proxy.server.intake import Intake
 from orchard_proxy.server.metrics import Metrics
 from orchard_proxy.server.reading import Reading
 from orchard_proxy.server.registry import Registry
@@ -85,9 +86,12 @@ async def running(settings: ServeSettings) -> AsyncIterator[Served]:
             side_timeout_s=settings.side_timeout_s,
             stopping=stopping,
         )
-        data = DataPlane(
-            house, registry, metrics, stall_s=settings.client_stall_s, max_body_bytes=settings.max_body_bytes
+        intake = Intake(
+            body_bytes=settings.max_body_bytes,
+            rollout_bytes=settings.max_rollout_bytes,
+            stall_s=settings.client_stall_s,
         )
+        data = DataPlane(house, registry, metrics, intake, stall_s=settings.client_stall_s)
         reading = await stack.enter_async_context(Reading(data_dir, journal))
         control = ControlPlane(
             registry=registry, recorder=recorder, reading=reading, admin_key=admin_key, secret=secret

@@ -19,6 +19,7 @@ from orchard_proxy.record.segments import list_segments
 from orchard_proxy.schema.enums import UpstreamStream
 from orchard_proxy.schema.frames import BeginFrame, EditFrame, EndFrame, EvidenceFrame, FrameType, HeadFrame
 from orchard_proxy.server.app import DataPlane, data_app
+from orchard_proxy.server.intake import Intake
 from orchard_proxy.server.metrics import Metrics
 from orchard_proxy.server.registry import Registry
 from orchard_proxy.server.relay import House
@@ -125,6 +126,7 @@ async def proxy_before(
     keepalive_s: float = 30.0,
     open_mode: bool = True,
     max_body_bytes: int = 64 * 1024 * 1024,
+    max_rollout_bytes: int = 256 * 1024 * 1024,
     stall_s: float = 60.0,
     silence_s: float = 60.0,
     side_timeout_s: float = 5.0,
@@ -148,8 +150,9 @@ async def proxy_before(
             side_timeout_s=side_timeout_s,
             stopping=stopping,
         )
+        intake = Intake(body_bytes=max_body_bytes, rollout_bytes=max_rollout_bytes, stall_s=stall_s)
         app = data_app(
-            DataPlane(house, registry, metrics, stall_s=stall_s, max_body_bytes=max_body_bytes),
+            DataPlane(house, registry, metrics, intake, stall_s=stall_s),
             max_body_bytes=max_body_bytes,
         )
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=drain_s)

@@ -485,6 +485,40 @@ async def test_a_large_body_is_taken_and_a_larger_one_refused(tmp_path):
         assert len(await proxy.recorded()) == 1
 
 
+async def test_one_rollout_cannot_fill_the_memory_of_all(tmp_path):
+    """Many half-sent bodies under one key: a bound for all of them together, and other rollouts go on."""
+    bounds = {"max_body_bytes": 400_000, "max_rollout_bytes": 1_000_000}
+    async with ScriptedEngine(lambda _: whole(ANSWER)) as engine, proxy_before(engine.url, tmp_path, **bounds) as proxy:
+        port = int(proxy.url.rsplit(":", 1)[1])
+        writers, answers = [], []
+        for _ in range(6):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(raw_post(b"x" * 399_000)[:-1000])
+            writers.append(writer)
+            answers.append(asyncio.create_task(reader.readline()))
+        done, _ = await asyncio.wait(answers, timeout=1)
+        assert len(done) >= 3
+        assert {task.result().split()[1] for task in done} == {b"429"}
+        async with proxy.post(dumps(ASK), key="another") as answer:
+            assert answer.status == 200
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*answers, return_exceptions=True)
+        await asyncio.sleep(0.1)
+        async with proxy.post(dumps(ASK), key="a") as answer:
+            assert answer.status == 200
+
+
+async def test_a_body_that_never_comes_is_given_up(tmp_path):
+    async with ScriptedEngine(lambda _: whole(ANSWER)) as engine:
+        async with proxy_before(engine.url, tmp_path, stall_s=0.2) as proxy:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(proxy.url.rsplit(":", 1)[1]))
+            writer.write(raw_post(b"x" * 100)[:-10])
+            async with asyncio.timeout(3):
+                assert b" 408 " in await reader.readline()
+            writer.close()
+
+
 async def test_odd_bodies_are_the_engines_business(tmp_path):
     """Whatever is not a request of ours goes up untouched, and the engine refuses it in its own words."""
     refused = b'{"error":{"message":"bad"}}'
