@@ -1,8 +1,9 @@
 """The system call filter of a sandbox, assembled to BPF. Pure: tables in, bytes out.
 
 A deny-list over what a command has no use for: changes of mounts and namespaces, kernel modules, BPF, tracing,
-keyrings, io_uring (its calls pass no filter), and sockets other than unix, inet and route netlink. vsock
-matters most: no namespace holds it. Refused calls give EPERM, or ENOSYS where programs then take their usual way round.
+keyrings, io_uring (its calls pass no filter), the scheduling of the supervisor, POSIX message queues, and sockets other
+than unix, inet and route netlink. vsock matters most: no namespace holds it. Refused calls give EPERM, or ENOSYS where
+programs then take their usual way round.
 
 Assembled here and not by libseccomp: the filter is a flat list, and nothing then has to be installed on the host.
 Numbers are from the kernel's tables (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h); filter
@@ -92,9 +93,17 @@ _ABSENT: dict[str, tuple[int | None, int | None]] = {
     "io_uring_register": (427, 427),
     # Its flags are in memory, where a filter cannot look; without it C libraries use clone.
     "clone3": (435, 435),
+    # POSIX message queues outlive processes, and no file shows them to the one who has to remove them.
+    "mq_open": (240, 180),
 }
 _CLONE, _UNSHARE, _SOCKET, _SOCKETPAIR = (56, 220), (272, 97), (41, 198), (53, 199)
 _IOCTL, _PRLIMIT = (16, 29), (302, 261)
+_SCHEDULING = ((203, 122), (144, 119), (142, 118), (314, 274))
+"""sched_setaffinity, sched_setscheduler, sched_setparam, sched_setattr: the first argument is a pid."""
+_SETPRIORITY, _IOPRIO_SET = (141, 140), (251, 30)
+_PRIO_USER, _IOPRIO_USER = 2, 3
+_SUPERVISOR = 1
+"""Its pid and its process group. Every later command inherits how it is scheduled."""
 
 
 def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -143,6 +152,12 @@ def _own_only() -> bytes:
     return _argument(0) + _op(_JEQ, 0, 1, 0) + _refuse(_EPERM) + _op(_RET, _ALLOW)
 
 
+def _not_the_supervisor(user: int) -> bytes:
+    """Allow a priority (kind, whose) of all but the supervisor, its process group, and a whole user."""
+    whose = _any_of(1, (_SUPERVISOR,), _EPERM)
+    return _argument(0) + _op(_JEQ, user, 0, 1) + _refuse(_EPERM) + whose
+
+
 def program(machine: str) -> bytes:
     """Assemble the filter for a machine (as `uname -m` names it). KeyError: there is no table for it."""
     column = list(ARCHITECTURES).index(machine) if machine in ARCHITECTURES else -1
@@ -160,4 +175,8 @@ def program(machine: str) -> bytes:
     code += _when(_SOCKET[column], _socket())
     code += _when(_IOCTL[column], _any_of(1, (_TIOCSTI, _TIOCLINUX), _EPERM))
     code += _when(_PRLIMIT[column], _own_only())
+    for call in _SCHEDULING:
+        code += _when(call[column], _any_of(0, (_SUPERVISOR,), _EPERM))
+    code += _when(_SETPRIORITY[column], _not_the_supervisor(_PRIO_USER))
+    code += _when(_IOPRIO_SET[column], _not_the_supervisor(_IOPRIO_USER))
     return code + _op(_RET, _ALLOW)

@@ -36,6 +36,7 @@ class Execution:
         self._killed_by: str | None = None
         self._finished = False
         command = shim.Command(header)
+        self._started = time.monotonic()
         self._start(command, stdin, int(str(header["output_bytes"])))
         self._overdue = time.monotonic() + command.timeout_s + command.grace_s + _OVERDUE_S
         self._quiet_at = self._drained_at = 0.0
@@ -129,6 +130,7 @@ class Execution:
         elif self._killed_by is not None:
             self._ended = {"exit_code": None, "signal": 9, "killed_by": self._killed_by, "escalated": True}
             self._ended["timed_out"] = self._killed_by == "timeout"
+            self._ended["duration_s"] = round(time.monotonic() - self._started, 6)
         else:
             self._ended = {"error": "shim_killed", "message": "the command killed the process that watched over it"}
         self._settle()

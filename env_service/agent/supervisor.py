@@ -13,7 +13,7 @@ import sys
 import time
 from typing import NoReturn
 
-from env_service.agent import files, frames, processes
+from env_service.agent import files, frames, ipc, processes
 from env_service.agent.execution import Execution
 from env_service.agent.forward import Forwarder, most_connections
 
@@ -165,7 +165,10 @@ class Supervisor:
             time.sleep(0.002)
 
     def _kill_all(self) -> int:
-        """Kill every process of the namespace but this one, at once: kill(-1) cannot be outrun by forks."""
+        """Kill every process of the namespace but this one, at once: kill(-1) cannot be outrun by forks.
+
+        System V objects outlive processes, and their memory counts: they go too.
+        """
         if os.getpid() != 1:
             raise RuntimeError("outside a pid namespace of its own, kill(-1) would end the machine")
         before = len(processes.descendants(os.getpid()))
@@ -176,6 +179,7 @@ class Supervisor:
                 break
             processes.signal_all([-1], signal.SIGKILL)
             time.sleep(0.002)
+        ipc.remove_all()
         return before
 
 

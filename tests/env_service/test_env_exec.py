@@ -139,6 +139,7 @@ async def test_kill_all_leaves_the_supervisor_alone(sb):
     assert await sb.kill_all() >= 3
     result = await running
     assert (result.signal, result.killed_by, result.timed_out) == (9, "caller", False)
+    assert 0.3 < result.duration_s < 10
     assert await sb.kill_all() == 0
     assert await alive(sb, "61.5") == 0
 
@@ -155,6 +156,7 @@ async def test_a_command_that_kills_its_watcher_is_typed_and_swept(sb, how):
 async def test_a_command_that_stops_its_watcher_is_ended_all_the_same(sb):
     result = await sb.exec("kill -STOP $PPID; sleep 61.5", timeout_s=0.5, grace_s=0.1)
     assert (result.timed_out, result.killed_by) == (True, "timeout")
+    assert 5 < result.duration_s < 15
     assert await alive(sb, "61.5") == 0
 
 

@@ -64,6 +64,23 @@ SAME = {
     "other ioctl": ((16, 0, 0x5401), (29, 0, 0x5401), ALLOW),
     "own limits": ((302, 0, 7), (261, 0, 7), ALLOW),
     "another's limits": ((302, 1, 7), (261, 1, 7), EPERM),
+    "own cpus": ((203, 0), (122, 0), ALLOW),
+    "the supervisor's cpus": ((203, 1), (122, 1), EPERM),
+    "the supervisor's cpus, high bits": ((203, (1 << 32) | 1), (122, (1 << 32) | 1), EPERM),
+    "the supervisor's policy": ((144, 1), (119, 1), EPERM),
+    "the supervisor's parameters": ((142, 1), (118, 1), EPERM),
+    "the supervisor's attributes": ((314, 1), (274, 1), EPERM),
+    "own nice": ((141, 0, 0, 19), (140, 0, 0, 19), ALLOW),
+    "a child's nice": ((141, 0, 7, 19), (140, 0, 7, 19), ALLOW),
+    "the supervisor's nice": ((141, 0, 1, 19), (140, 0, 1, 19), EPERM),
+    "the supervisor's group's nice": ((141, 1, 1, 19), (140, 1, 1, 19), EPERM),
+    "own group's nice": ((141, 1, 0, 19), (140, 1, 0, 19), ALLOW),
+    "the user's nice": ((141, 2, 0, 19), (140, 2, 0, 19), EPERM),
+    "own io priority": ((251, 1, 0, 0), (30, 1, 0, 0), ALLOW),
+    "the supervisor's io priority": ((251, 1, 1, 0), (30, 1, 1, 0), EPERM),
+    "the supervisor's group's io priority": ((251, 2, 1, 0), (30, 2, 1, 0), EPERM),
+    "the user's io priority": ((251, 3, 1000, 0), (30, 3, 1000, 0), EPERM),
+    "posix message queue": ((240,), (180,), ENOSYS),
 }
 
 
