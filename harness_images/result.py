@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from harness_images.fields import Result
-from orchard_proxy.schema.launch import HarnessResult, LaunchPlan
+from orchard_proxy.schema.enums import Blame, Phase
+from orchard_proxy.schema.launch import HarnessError, HarnessResult, LaunchPlan
 from orchard_proxy.schema.sandbox import ExecResult
 
 MOST_DETAIL = 500
@@ -22,7 +23,10 @@ class _NothingError(Exception):
 
 
 def read(result: Result, plan: LaunchPlan, run: ExecResult, written: bytes | None) -> HarnessResult:
-    """Read the outcome from the exec and, where the plan names a file, from its content."""
+    """Read the outcome from the exec and, where the plan names a file, from its content.
+
+    Raises HarnessError `bad_result`, blame agent, where that is nested too deep or holds a monstrous number.
+    """
     try:
         text = _text(plan, run, written)
         outcome = (
@@ -30,6 +34,13 @@ def read(result: Result, plan: LaunchPlan, run: ExecResult, written: bytes | Non
             if plan.result_from.endswith("_json")
             else _from_text(result, text)
         )
+    except (RecursionError, OverflowError, ValueError) as error:
+        raise HarnessError(
+            "bad_result",
+            f"what it wrote is JSON that nobody can read: {error}; {_ending(run)}",
+            blame=Blame.AGENT,
+            phase=Phase.RUN,
+        ) from error
     except _NothingError as nothing:
         return HarnessResult(completed=False, answer=None, detail=_short(f"{nothing}; {_ending(run)}"))
     if run.timed_out:
@@ -78,13 +89,18 @@ def _parsed(plan: LaunchPlan, run: ExecResult, text: str) -> Any:
     candidates = [text]
     if plan.result_from == "stdout_json":
         candidates += [line for line in reversed(text.splitlines()) if line.lstrip().startswith("{")]
+    monstrous: Exception | None = None
     for candidate in candidates:
         try:
             return msgspec.json.decode(candidate)
+        except (RecursionError, msgspec.ValidationError) as error:  # too deep; a number out of all ranges
+            monstrous = error
         except msgspec.DecodeError:
             continue
     cut = " (its middle was left out: too long)" if run.stdout_bytes > len(run.stdout) else ""
     place = plan.result_path if plan.result_from == "file_json" else f"stdout{cut}"
+    if monstrous is not None:
+        raise monstrous
     raise _NothingError(f"{place} is not JSON")
 
 

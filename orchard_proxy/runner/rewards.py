@@ -4,12 +4,15 @@ import json
 import math
 import re
 import unicodedata
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
 from orchard_proxy.errors import OrchardError
 from orchard_proxy.runner.tasks import AnswerGrade
 
 _NUMBER = re.compile(r"(?:(?<!\w)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
+_PLAIN = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+"""A reward as a grader prints it."""
 MAIN = "reward"
 """The name of the reward that counts, among several."""
 
@@ -76,28 +79,51 @@ def _of_json(data: bytes) -> dict[str, float]:
         raise RewardError("no_reward", f"{where} is empty")
     try:
         read = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RewardError("bad_reward", f"{where} is not JSON: {error}") from error
     if not isinstance(read, dict) or not read:
         raise RewardError("bad_reward", f"{where} must be an object of numbers")
-    for name, value in read.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise RewardError("bad_reward", f"{where}: {name} is {value!r}, not a finite number")
-    return {name: float(value) for name, value in read.items()}
+    return {_name(name, where): _value(name, value, where) for name, value in read.items()}
+
+
+def _name(name: str, where: str) -> str:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise RewardError("bad_reward", f"{where}: {name[:80]!a} is no name: it is not Unicode") from error
+    return name
+
+
+def _value(name: str, value: object, where: str) -> float:
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        told = f"{value:g}" if isinstance(value, float) else type(value).__name__
+        raise RewardError("bad_reward", f"{where}: {name[:80]} is not a finite number ({told})")
+    return number
 
 
 def main_of(rewards: dict[str, float]) -> float:
     """Return the reward that counts: the one called `reward`, the only one, else the mean of all."""
     if MAIN in rewards:
         return rewards[MAIN]
-    return math.fsum(rewards.values()) / len(rewards)
+    return mean(list(rewards.values()))
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of finite numbers, which is finite, however large they are."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
 
 
 def _finite(text: str, where: str) -> float:
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise RewardError("bad_reward", f"{where} is {text[:80]!r}, not a number") from error
+    if not _PLAIN.fullmatch(text):
+        raise RewardError("bad_reward", f"{where} is {text[:80]!r}, not a number")
+    value = float(text)
     if not math.isfinite(value):
         raise RewardError("bad_reward", f"{where} is {text[:80]!r}, not a finite number")
     return value

@@ -117,7 +117,7 @@ class Attempt:
         try:
             return await self._work()
         except (SandboxError, HarnessError) as error:
-            return self._ended(error.failure)
+            return self._fallen(error.failure)
         except OrchardError:
             raise
         except Exception as error:  # A bug of ours in one rollout must not take a thousand others with it.
@@ -218,8 +218,7 @@ class Attempt:
         if isinstance(run, Failure):
             result, failure = HarnessResult(completed=False, answer=None, detail=run.message), run
         else:
-            result = _printable(self._house.harness.result(launch, run, await self._written(sandbox, launch)))
-            failure = verdict.failure_of_run(run, result, launch.timeout_s)
+            result, failure = self._read(launch, run, await self._written(sandbox, launch))
         if failure is not None:
             failure = await self._reassigned(failure, run, generation)
         graded = Graded()
@@ -235,6 +234,18 @@ class Attempt:
             failure=failure or graded.failure,
             metadata=self._told(run, result, graded),
         )
+
+    def _read(self, launch: LaunchPlan, run: ExecResult, written: bytes | None) -> tuple[HarnessResult, Failure | None]:
+        """Read what the harness wrote. What nobody can read is the agent's failure, and graded like any other."""
+        try:
+            result = _printable(self._house.harness.result(launch, run, written))
+        except HarnessError as error:
+            if error.failure.blame is not Blame.AGENT:
+                raise
+            result = HarnessResult(completed=False, answer=None, detail=str(error))
+            late = verdict.failure_of_run(run, result, launch.timeout_s) if run.timed_out else None
+            return result, late or error.failure
+        return result, verdict.failure_of_run(run, result, launch.timeout_s)
 
     async def _launched(self, sandbox: Sandbox, launch: LaunchPlan) -> ExecResult | Failure:
         """Run the harness to its end; what it did to the sandbox is its failure, and graded like any other."""
@@ -305,6 +316,14 @@ class Attempt:
 
     def _ended(self, failure: Failure) -> Ended:
         return Ended(rollout_id=self.rollout_id, status=RolloutStatus.FAILED, failure=failure)
+
+    def _fallen(self, failure: Failure) -> Ended:
+        """End without a look at the work. An agent that brought its own sandbox down has done none."""
+        if failure.blame is Blame.AGENT and self._phase is Phase.RUN and self._task.grade is not None:
+            return msgspec.structs.replace(self._ended(failure), reward=0.0)
+        if self._phase is Phase.GRADE:
+            failure = msgspec.structs.replace(failure, phase=Phase.GRADE)
+        return self._ended(failure)
 
     def _aborted(self) -> Ended:
         failure = self._failure("interrupted", Blame.INFRA, "the run was stopped", retryable=True)

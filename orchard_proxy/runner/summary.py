@@ -13,6 +13,7 @@ import msgspec
 from orchard_proxy.runner import passk
 from orchard_proxy.runner.control import Listed, ListedCall
 from orchard_proxy.runner.plan import RunPlan, Slot, group_id, is_infra
+from orchard_proxy.runner.rewards import mean
 from orchard_proxy.schema.enums import Blame, RolloutStatus
 
 PASSED = 1.0 - 1e-9
@@ -135,7 +136,7 @@ def _totals(samples: Sequence[list[Seen]], counts: Sequence[tuple[int, int]], n:
         finished=sum(_is_finished(one) for one in last),
         graded=len(rewards),
         passed=sum(passed for _, passed in counts),
-        reward_mean=statistics.fmean(rewards) if rewards else None,
+        reward_mean=mean(rewards) if rewards else None,
         pass_at_k={k: value for k, value in at_k.items() if value is not None},
         failures=dict(Counter(one.failure.code for one in last if one.failure is not None).most_common()),
         attempts=sum(map(len, samples)),

@@ -6,6 +6,8 @@ import pytest
 from manifest_kit import REQUEST, manifest_with
 
 from harness_images import manifest, result
+from orchard_proxy.schema.enums import Blame, Phase
+from orchard_proxy.schema.launch import HarnessError
 from orchard_proxy.schema.sandbox import ExecResult
 
 TEXT = ""
@@ -105,3 +107,17 @@ def test_a_detail_stays_short():
 )
 def test_pointers(pointer, found):
     assert result.resolve({"a/b": [1, {"~": None}], "": 3}, pointer) == found
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        pytest.param(b"[" * 100_000, id="nested too deep"),
+        pytest.param(b'{"info": {"answer": 1, "status": 1' + b"1" * 5000 + b"}}", id="a monstrous number"),
+    ],
+)
+def test_json_that_nobody_can_read_is_the_agents_failure(written):
+    with pytest.raises(HarnessError) as caught:
+        read(FILE_JSON, written=written)
+    failure = caught.value.failure
+    assert (failure.code, failure.blame, failure.phase) == ("bad_result", Blame.AGENT, Phase.RUN)

@@ -8,7 +8,7 @@ from runner_kit import attempt
 from test_runner_harbor import write_task
 
 from orchard_proxy.runner import harbor
-from orchard_proxy.schema.enums import Blame
+from orchard_proxy.schema.enums import Blame, Phase
 
 
 @pytest.fixture
@@ -43,13 +43,14 @@ async def test_the_minimal_task_by_its_solution_and_by_nothing(house, a_task):
         pytest.param("echo nan > /logs/verifier/reward.txt", None, "bad_reward", id="nan"),
         pytest.param("mkdir /logs/verifier/reward.txt", None, "no_reward", id="no file but a folder"),
         pytest.param("sleep 60", None, "grade_timeout", id="too late"),
+        pytest.param("kill -9 $PPID; kill -9 -1", None, "shim_killed", id="it kills all there is"),
     ],
 )
 async def test_what_test_sh_may_say(house, a_task, test_sh, reward, code):
     toml = "[verifier]\ntimeout_sec = 2.0\n"
     _, found = await attempt(house, a_task(**{"tests/test.sh": f"#!/bin/sh\n{test_sh}\n", "task.toml": toml}), "true")
     assert (found.reward, found.failure and found.failure.code) == (reward, code)
-    assert found.failure is None or found.failure.blame is Blame.TASK
+    assert found.failure is None or (found.failure.blame, found.failure.phase) == (Blame.TASK, Phase.GRADE)
 
 
 async def test_where_test_sh_runs_and_what_it_sees(house, a_task):

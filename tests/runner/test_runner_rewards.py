@@ -58,6 +58,9 @@ def test_the_last_line_of_stdout(stdout, reward):
         (b"ok", "bad_reward"),
         (b"nan", "bad_reward"),
         (b"inf", "bad_reward"),
+        (b"1e999", "bad_reward"),
+        (b"1_0", "bad_reward"),
+        ("٣".encode(), "bad_reward"),
     ],
 )
 def test_stdout_that_is_no_reward(stdout, code):
@@ -93,6 +96,11 @@ def test_harbors_files(in_json, in_txt, read):
         pytest.param(b"{}", None, "bad_reward", id="nothing in it"),
         pytest.param(b"{", None, "bad_reward", id="not json"),
         pytest.param(b"\xff", None, "bad_reward", id="not text"),
+        pytest.param(b"[" * 100_000, None, "bad_reward", id="deep"),
+        pytest.param(b'{"reward": ' + b'{"a":' * 900 + b"1" + b"}" * 901, None, "bad_reward", id="nested deep"),
+        pytest.param(b'{"reward": 1' + b"0" * 400 + b"}", None, "bad_reward", id="400 digits"),
+        pytest.param(b'{"reward": 1' + b"0" * 5000 + b"}", None, "bad_reward", id="5000 digits"),
+        pytest.param(b'{"\\ud800": 1}', None, "bad_reward", id="a name that is no Unicode"),
     ],
 )
 def test_harbors_files_without_a_reward(in_json, in_txt, code):
@@ -105,3 +113,4 @@ def test_the_reward_that_counts():
     assert rewards.main_of({"reward": 0.5, "style": 1.0}) == 0.5
     assert rewards.main_of({"tests": 1.0}) == 1.0
     assert rewards.main_of({"a": 1.0, "b": 0.0}) == 0.5
+    assert rewards.main_of({"a": 1e308, "b": 1e308}) == 1e308

@@ -68,7 +68,7 @@ async def test_a_rollout_from_its_files_to_its_reward(house):
         pytest.param(
             {"grade": CommandGrade(command="sleep 60", timeout_s=0.5, reward="stdout")},
             "true",
-            (None, "grade_timeout", Blame.TASK),
+            (0.0, "grade_timeout", Blame.AGENT),
             id="the grader hangs: no number",
         ),
         pytest.param(
