@@ -1,10 +1,14 @@
-"""File work that the supervisor does itself, with no more rights than a command has."""
+"""File work that the supervisor does itself, with no more rights than a command has.
+
+What is written is the runner's, a grader's files among it, so what a command left in the way gives way (`clearing`).
+"""
 
 import errno
 import os
 import stat
 
-from env_service.agent import frames
+from env_service.agent import clearing, frames
+from env_service.agent.errors import FileError
 
 _CODES = {
     errno.ENOENT: "no_such_file",
@@ -22,14 +26,6 @@ _CODES = {
     errno.ENOMEM: "no_resources",
     errno.EMFILE: "no_resources",
 }
-
-
-class FileError(Exception):
-    """A file operation that failed, with a code of ours."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def code_of(error: OSError) -> str:
@@ -52,9 +48,9 @@ def answer(header: frames.Header, body: bytes) -> tuple[frames.Header, bytes]:
         case "discard":
             os.unlink(path)
         case "mkdir":
-            os.makedirs(path, exist_ok=True)
+            clearing.insist(f"{path}/.", lambda: os.makedirs(path, exist_ok=True))
         case "chmod":
-            os.chmod(path, _mode(header))
+            clearing.insist(f"{path}/.", lambda: _shape(path, _mode(header)))
         case "symlink":
             link(path, str(header["target"]))
         case "read":
@@ -74,14 +70,17 @@ def write(path: str, data: bytes, mode: int) -> None:
     try:
         append(part, data)
         finish(part, path, mode)
-    except OSError:
+    except (OSError, FileError):
         os.unlink(part)
         raise
 
 
 def begin(path: str) -> str:
     """Make an empty file beside `path` for its new content; give its name."""
-    folder = os.path.dirname(path)
+    return clearing.insist(path, lambda: _begin(os.path.dirname(path)))
+
+
+def _begin(folder: str) -> str:
     os.makedirs(folder, exist_ok=True)
     # A short name of its own: the file's name may already be as long as names can be.
     part = os.path.join(folder, f".orchard-{os.urandom(8).hex()}")
@@ -98,9 +97,13 @@ def append(part: str, data: bytes) -> None:
 
 
 def finish(part: str, path: str, mode: int) -> None:
-    """Put a begun file in place."""
+    """Put a begun file in place, and a folder that is there out of it."""
     os.chmod(part, mode)
-    os.replace(part, path)
+    try:
+        os.replace(part, path)
+    except IsADirectoryError:
+        clearing.remove(path)
+        os.replace(part, path)
 
 
 def read(path: str, limit_bytes: int) -> bytes:
@@ -129,7 +132,16 @@ def _up_to(fd: int, most_bytes: int) -> bytes:
 
 def link(path: str, target: str) -> None:
     """Make a symbolic link, in the place of what is there."""
+    clearing.insist(path, lambda: _link(path, target))
+
+
+def _shape(path: str, mode: int) -> None:
+    os.makedirs(path, exist_ok=True)
+    os.chmod(path, mode)
+
+
+def _link(path: str, target: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.lexists(path):
-        os.unlink(path)
+        clearing.remove(path)
     os.symlink(target, path)

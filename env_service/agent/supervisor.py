@@ -14,6 +14,7 @@ import time
 from typing import NoReturn
 
 from env_service.agent import files, frames, ipc, processes
+from env_service.agent.errors import FileError
 from env_service.agent.execution import Execution
 from env_service.agent.forward import Forwarder, most_connections
 
@@ -101,7 +102,7 @@ class Supervisor:
         ref = int(str(header["id"]))
         try:
             answer, data = self._answer(ref, header, body)
-        except files.FileError as error:
+        except FileError as error:
             answer, data = {"error": error.code, "message": str(error)}, b""
         except OSError as error:
             answer, data = {"error": files.code_of(error), "message": str(error)}, b""
