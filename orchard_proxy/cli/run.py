@@ -100,6 +100,9 @@ def command(
 
 
 _FROM_SETTINGS = ("harness", "model", "n", "concurrency", "timeout_s", "retries", "rootfs", "proxy")
+_MODELS_S = 30.0
+_WIDE = 1e6
+"""A mean from here on is written with an exponent."""
 _USAGE = frozenset({"unknown_harness", "unknown_argument", "bad_manifest"})
 
 
@@ -121,7 +124,7 @@ async def _run(wanted: Orders, admin_key: str | None, config: Path | None) -> Su
         proxy, broken = await _proxy(stack, made, wanted.data_dir, admin_key, config)
         control = await stack.enter_async_context(ControlClient(lambda: proxy.url, proxy.admin_key))
         await run.wait_until_ready(control)
-        model = made.plan.model or await _first_model(made, config)
+        model = await _model(made, config)
         backend = LocalBackend()
         stack.push_async_callback(backend.close)
         await backend.check()
@@ -152,17 +155,33 @@ async def _proxy(
     return child, child.failed
 
 
-async def _first_model(made: Draft, config: Path | None) -> str:
-    """Ask the policy server for its first model."""
+async def _model(made: Draft, config: Path | None) -> str:
+    """Return the model to ask for: the wanted one where the policy server lists it or lists none, else its first."""
+    wanted = made.plan.model
+    if made.plan.proxy is not None:
+        return wanted  # Who uses a proxy that runs already need not reach its policy server.
     settings = load_serve({"upstream": made.plan.upstream}, config=config)
-    headers = {"Authorization": f"Bearer {settings.upstream_key}"} if settings.upstream_key else {}
     url = f"{settings.upstream.rstrip('/')}/v1/models"
     try:
-        async with aiohttp.ClientSession(headers=headers) as session, session.get(url) as answer:
-            listed = msgspec.json.decode(await answer.read(), type=dict[str, Any])
-        return str(listed["data"][0]["id"])
+        listed = await _listed(url, settings.upstream_key)
     except (aiohttp.ClientError, OSError, msgspec.MsgspecError, LookupError, TypeError) as error:
+        if wanted:
+            return wanted
         raise UsageError(f"{url} lists no model; say --model") from error
+    if wanted and wanted not in listed:
+        raise UsageError(f"--model {wanted}: the policy server has no such model, but {', '.join(listed)}")
+    return wanted or listed[0]
+
+
+async def _listed(url: str, key: str | None) -> list[str]:
+    """Return the names that a policy server lists, at least one. Raises all sorts of things where it does not."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    timeout = aiohttp.ClientTimeout(total=_MODELS_S)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session, session.get(url) as answer:
+        names = [str(one["id"]) for one in msgspec.json.decode(await answer.read(), type=dict[str, Any])["data"]]
+    if not names:
+        raise LookupError("an empty list")
+    return names
 
 
 def _export(made: Draft, wanted: Orders) -> str:
@@ -189,7 +208,11 @@ def _text(summary: Summary) -> str:
 
 def _row(name: str, totals: Totals, ks: list[str]) -> list[object]:
     failures = ", ".join(f"{code} {count}" for code, count in totals.failures.items()) or None
-    mean = None if totals.reward_mean is None else f"{totals.reward_mean:.3f}"
+    mean = None if totals.reward_mean is None else _mean(totals.reward_mean)
     at_k = [f"{totals.pass_at_k[k]:.3f}" if k in totals.pass_at_k else None for k in ks]
     seconds = totals.duration_s_mean
     return [name, totals.n, totals.passed, mean, *at_k, totals.sampled_tokens, seconds, failures]
+
+
+def _mean(reward: float) -> str:
+    return f"{reward:.3f}" if abs(reward) < _WIDE else f"{reward:.4g}"

@@ -48,6 +48,8 @@ _KEPT = ("harness_args", "model", "n", "timeout_s", "rootfs", "retries", "concur
 
 def draft(orders: Orders) -> Draft:
     """Read the tasks and make the plan. Raises UsageError."""
+    if orders.proxy is not None and orders.upstream is not None:
+        raise UsageError("give --proxy or --upstream, not both: the proxy that runs already has its policy server")
     return _resumed(orders) if orders.resume else _new(orders)
 
 

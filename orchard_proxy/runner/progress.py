@@ -31,6 +31,7 @@ class Board:
         self._running = 0
         self._rewards: list[float] = []
         self._failures: Counter[str] = Counter()
+        self._problem: str | None = None
         self._began = time.monotonic()
         self._bar: Progress | None = None
         self._bar_task: TaskID | None = None
@@ -66,6 +67,11 @@ class Board:
             self._failures[ended.failure.code] += 1
         self._refresh()
 
+    def waits(self, problem: str | None) -> None:
+        """Show why no rollout begins just now."""
+        self._problem = problem
+        self._refresh()
+
     def line(self) -> str:
         """Say it all in one line."""
         seconds = time.monotonic() - self._began
@@ -74,7 +80,8 @@ class Board:
     def _extras(self) -> str:
         mean = f", mean reward {sum(self._rewards) / len(self._rewards):.3f}" if self._rewards else ""
         failed = ", ".join(f"{code} {count}" for code, count in self._failures.most_common(4))
-        return mean + (f", failures: {failed}" if failed else "")
+        waits = f", waiting for the policy server: {self._problem}" if self._problem else ""
+        return waits + mean + (f", failures: {failed}" if failed else "")
 
     def _shown(self) -> AbstractContextManager[object]:
         if not self._stream.isatty():

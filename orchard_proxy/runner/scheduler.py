@@ -1,7 +1,7 @@
 """Runs jobs side by side, in their order, with new attempts where infrastructure failed; stops in two steps.
 
 Draining: no new rollout begins, those that run end as they would. Stopping: the running ones are cancelled, and finish
-as aborted.
+as aborted. No rollout begins while the policy server is known to be down: an outage costs those that run, not the rest.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from orchard_proxy.runner.rollout import Attempt, Ended, House
 logger = logging.getLogger(__name__)
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 10.0
+_READY_EVERY_S = 0.5
 
 
 class Watcher(Protocol):
@@ -29,6 +30,10 @@ class Watcher(Protocol):
 
     def ended(self, job: Job, ended: Ended, *, final: bool) -> None:
         """Tell that an attempt ended; not `final`: the slot is tried again."""
+        ...
+
+    def waits(self, problem: str | None) -> None:
+        """Tell why no rollout begins just now; None: nothing is in the way."""
         ...
 
 
@@ -62,10 +67,25 @@ class Scheduler:
                 return
             await self._slot(job)
 
+    async def _may_begin(self) -> bool:
+        """Wait while the policy server is down; return whether a rollout is to begin."""
+        waited = False
+        while not self.draining and (problem := await self._house.control.ready()) is not None:
+            if not waited:
+                logger.warning("no new rollouts until the policy server is back: %s", problem)
+            waited = True
+            self._watcher.waits(problem)
+            await _first_of(self._draining, _READY_EVERY_S)
+        if waited:
+            self._watcher.waits(None)
+        return not self.draining
+
     async def _slot(self, job: Job) -> None:
         """Run a slot until it has an end that counts, or no more tries."""
         wait_s = _FIRST_WAIT_S
         for tries_left in range(self._house.plan.retries, -1, -1):
+            if not await self._may_begin():
+                return
             attempt = Attempt(self._house, job)
             self._watcher.begun(job, attempt.rollout_id)
             ended = await attempt.run()
@@ -76,8 +96,6 @@ class Scheduler:
             assert ended.failure is not None
             logger.info("%s: %s; new attempt in %g s", attempt.rollout_id, ended.failure.message, wait_s)
             await _first_of(self._draining, wait_s)
-            if self.draining:
-                return
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             job = msgspec.structs.replace(job, attempt=job.attempt + 1)
 

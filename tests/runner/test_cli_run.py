@@ -86,6 +86,8 @@ def test_both_kinds_of_settings(words, monkeypatch):
         pytest.param({"tasks": "nowhere.jsonl"}, 2, "no such task file", id="no tasks"),
         pytest.param({"--harness": "reakt"}, 2, "Did you mean react", id="no such harness"),
         pytest.param({"--upstream": "localhost"}, 2, "--upstream is a URL", id="no url"),
+        pytest.param({"--model": "tini"}, 2, "no such model, but tiny", id="no such model"),
+        pytest.param({"--proxy": "http://127.0.0.1:9"}, 2, "not both", id="proxy and upstream"),
         pytest.param({"--n": "0"}, 2, "--n", id="n"),
         pytest.param({"--harness-arg": "x"}, 2, "NAME=VALUE", id="harness argument"),
         pytest.param({"--harness-arg": "x=1"}, 2, "no argument 'x'", id="unknown harness argument"),

@@ -58,3 +58,11 @@ async def test_nothing_happened(total):
     async with Board(total, 0, stream=out):
         pass
     assert out.getvalue() == f"0/{total} rollouts, 0 running, 0 s\n"
+
+
+def test_it_says_what_it_waits_for():
+    board = Board(1, 0)
+    board.waits("no answer")
+    assert board.line() == "0/1 rollouts, 0 running, waiting for the policy server: no answer, 0 s"
+    board.waits(None)
+    assert board.line() == "0/1 rollouts, 0 running, 0 s"

@@ -194,3 +194,45 @@ async def test_a_rollout_that_failed_while_the_proxy_was_down_is_tried_again(pol
 
 async def test_the_policy_server_is_waited_for_at_the_start(house):
     await run.wait_until_ready(house.control)
+
+
+class Engine:
+    """The control plane of a proxy whose policy server is down now and then."""
+
+    def __init__(self, control):
+        self._control = control
+        self.problem = None
+
+    def __getattr__(self, name):
+        return getattr(self._control, name)
+
+    async def ready(self):
+        return self.problem
+
+
+async def test_no_rollout_begins_while_the_policy_server_is_down(house, tmp_path):
+    engine = Engine(house.control)
+    house = planned(with_script(house, "sleep 0.5"), concurrency=1)
+    house = msgspec.structs.replace(house, control=engine)
+    running = asyncio.create_task(conduct(house, TASKS, tmp_path))
+    await a_running_sandbox(house)
+    engine.problem = "down"
+    await asyncio.sleep(1.5)
+    before = len(await rows(house))
+    await asyncio.sleep(1.5)
+    assert len(await rows(house)) == before < 3
+    engine.problem = None
+    told = await running
+    assert (told.ok, told.total.attempts) == (True, 3)
+
+
+async def test_a_run_that_waits_for_the_policy_server_can_be_stopped(house, tmp_path):
+    engine = Engine(house.control)
+    engine.problem = "down"
+    stop = Stop()
+    house = msgspec.structs.replace(with_script(house, "true"), control=engine)
+    running = asyncio.create_task(conduct(house, TASKS, tmp_path, stop))
+    await asyncio.sleep(1.0)
+    stop.signal()
+    told = await asyncio.wait_for(running, 5)
+    assert (told.interrupted, told.left, told.total.attempts) == (True, 3, 0)
