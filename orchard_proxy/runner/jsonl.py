@@ -3,12 +3,14 @@
 An unknown key is an error with its line, because a misspelt `grade` would otherwise reward nobody.
 """
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from orchard_proxy.errors import UsageError
+from orchard_proxy.runner import rewards
 from orchard_proxy.runner.tasks import AnswerGrade, CommandGrade, Grade, Task
 
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -54,7 +56,8 @@ def parse(text: bytes, *, name: str, folder: Path) -> list[Task]:
             continue
         try:
             task = _task(_LINE.decode(line), folder)
-        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+            json.loads(line, object_pairs_hook=_without_doubles)
+        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
             raise UsageError(f"{name}, line {number}: {error}") from error
         if task.task_id in seen:
             first = seen[task.task_id]
@@ -62,6 +65,15 @@ def parse(text: bytes, *, name: str, folder: Path) -> list[Task]:
         seen[task.task_id] = number
         tasks.append(task)
     return tasks
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object that has a key twice: which one was meant, nobody can tell."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
 
 
 def _task(line: TaskLine, folder: Path) -> Task:
@@ -94,6 +106,8 @@ def _grade(line: TaskLine) -> Grade | None:
     if line.grade is not None and line.expected_answer is not None:
         raise ValueError("give grade or expected_answer, not both")
     if line.expected_answer is not None:
+        if line.answer_match == "number" and not rewards.is_number(str(line.expected_answer)):
+            raise ValueError(f'answer_match "number" needs a number as expected_answer, not {line.expected_answer!r}')
         return AnswerGrade(expected=str(line.expected_answer), match=line.answer_match)
     if line.grade is None:
         return None

@@ -44,6 +44,11 @@ def normalised(answer: str) -> str | Decimal:
     return text if number is None else number
 
 
+def is_number(text: str) -> bool:
+    """Say whether a text is a number as answers are compared."""
+    return _decimal(text) is not None
+
+
 def _decimal(text: str) -> Decimal | None:
     if not _NUMBER.fullmatch(text.strip()):
         return None

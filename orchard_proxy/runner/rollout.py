@@ -28,6 +28,8 @@ WORKDIR, HOME = "/workspace", "/home/agent"
 _TAIL_CHARS = 2000
 _ANSWER_CHARS = 20_000
 _ABORT_PATIENCE_S = 5.0
+_NOT_THERE = frozenset({"read_only", "not_permitted", "no_such_file"})
+_HINT = "with a root folder of its own (--rootfs DIR) all of the sandbox can be written"
 _ASKED_FOR = frozenset({"bad_path", "no_such_rootfs"})
 
 
@@ -141,8 +143,14 @@ class Attempt:
             return await self._house.backend.create(spec)
         except SandboxError as error:
             if error.failure.code in _ASKED_FOR:
-                error.failure = msgspec.structs.replace(error.failure, blame=Blame.TASK)
+                message = self._hinted(str(error), of_path=error.failure.code == "bad_path")
+                error.failure = msgspec.structs.replace(error.failure, blame=Blame.TASK, message=message)
             raise
+
+    def _hinted(self, message: str, *, of_path: bool) -> str:
+        """Say what helps where the host's system, which is read-only, has no room for what a task wants."""
+        alone = self._task.rootfs is None and self._house.plan.rootfs is None
+        return f"{message}; {_HINT}" if of_path and alone else message
 
     async def _close(self, sandbox: Sandbox) -> None:
         """Close the sandbox; that it cannot be removed changes nothing of how the rollout ended."""
@@ -205,7 +213,8 @@ class Attempt:
         except SandboxError as error:
             if error.failure.retryable:
                 raise
-            return self._failure("bad_file", Blame.TASK, str(error))
+            message = self._hinted(str(error), of_path=error.failure.code in _NOT_THERE)
+            return self._failure("bad_file", Blame.TASK, message)
         return None
 
     async def _run(self, sandbox: Sandbox, launch: LaunchPlan) -> Ended:

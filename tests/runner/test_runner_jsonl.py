@@ -70,6 +70,13 @@ def test_blank_lines_windows_lines_and_a_byte_order_mark():
         pytest.param(
             {"task_id": "t", "prompt": "p", "grade": {"command": "x"}, "expected_answer": "1"}, "both", id="two graders"
         ),
+        pytest.param('{"task_id": "t", "prompt": "p", "prompt": "q"}', "'prompt' is there twice", id="a key twice"),
+        pytest.param(
+            '{"task_id": "t", "prompt": "p", "grade": {"command": "a", "command": "b"}}', "'command'", id="twice inside"
+        ),
+        pytest.param(
+            {"task_id": "t", "prompt": "p", "expected_answer": "ten", "answer_match": "number"}, "'ten'", id="no number"
+        ),
         pytest.param("{", "truncated", id="not json"),
         pytest.param('["t"]', "object", id="not an object"),
     ],

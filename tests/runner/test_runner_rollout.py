@@ -112,6 +112,12 @@ async def test_how_a_rollout_may_end(house, fields, script, expected):
     assert not house.backend._open
 
 
+@pytest.mark.parametrize("fields", [{"workdir": "/usr/src/app"}, {"files": {"/opt/x": ""}}], ids=["workdir", "file"])
+async def test_a_path_that_needs_a_root_folder_says_so(house, fields):
+    _, found = await attempt(house, task(**fields), "true")
+    assert "--rootfs" in found.failure.message
+
+
 async def test_hidden_files_come_when_the_agent_is_dead(house):
     grade = CommandGrade(command="sh hidden/test.sh", files={"hidden/test.sh": "test -f done && test ! -f seen"})
     script = "touch done; test -e hidden && touch seen; true"
