@@ -88,3 +88,9 @@ async def test_what_stands_inside_of_an_uploaded_folder_gives_way(sb, tmp_path):
         assert (
             await sb.exec(f"cd {target} && wc -c < link/large && ls -A")
         ).stdout == f"{5 * MIB}\nlink\nsub\n".encode()
+
+
+async def test_a_command_starts_in_a_workdir_that_was_closed(sb):
+    for mode in ("0", "0444"):
+        await sb.exec(f"touch x; chmod {mode} .")
+        assert (await sb.exec("ls -A; stat -c %A . | cut -c2-4")).stdout == b"x\nrwx\n"
