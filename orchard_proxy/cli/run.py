@@ -159,7 +159,7 @@ async def _model(made: Draft, config: Path | None) -> str:
     """Return the model to ask for: the wanted one where the policy server lists it or lists none, else its first."""
     wanted = made.plan.model
     if made.plan.proxy is not None:
-        return wanted  # Who uses a proxy that runs already need not reach its policy server.
+        return wanted  # Only its rollouts can ask: `run.check_model`.
     settings = load_serve({"upstream": made.plan.upstream}, config=config)
     url = f"{settings.upstream.rstrip('/')}/v1/models"
     try:

@@ -72,6 +72,14 @@ class _Shown(msgspec.Struct):
     calls: list[ListedCall]
 
 
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
 class ControlClient:
     """Asks one control plane. `url` is asked for each time, because a proxy that starts again has another port."""
 
@@ -141,6 +149,17 @@ class ControlClient:
             if len(page.rollouts) < _PAGE:
                 return
             after = f"&after={quote(page.rollouts[-1].rollout_id)}"
+
+    async def models(self, api_key: str) -> list[str]:
+        """Return the models that the policy server lists, asked for with a rollout's key; none where it lists none."""
+        assert self._session is not None
+        headers = {"Authorization": f"Bearer {api_key}"}
+        try:
+            async with self._session.get(f"{self._url()}/v1/models", headers=headers) as answer:
+                return [one.id for one in msgspec.json.decode(await answer.read(), type=_Models).data]
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
+            logger.debug("no list of models: %s", error)
+            return []
 
     async def ready(self) -> str | None:
         """Return None when the policy server is known to answer, else what is the matter."""

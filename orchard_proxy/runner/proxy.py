@@ -102,6 +102,7 @@ class ProxyChild:
         self.socket = short_socket(self._run_dir, "proxy.sock", self._spare)
         self._listener: socket.socket | None = None
         self._lock = (self._run_dir / "lock").open("w")
+        self._note = self._run_dir / "spare"
         self._port_file = self._run_dir / "proxy.port"
         self._log = self._run_dir / "serve.log"
         self._flags = list(flags)
@@ -159,12 +160,14 @@ class ProxyChild:
             raise UsageError(
                 f"another `orchard run` works on {self._data_dir}; give this one another --data, or use --proxy"
             ) from error
+        _sweep(self._note, self._spare)
         self._listener = _listen(self.socket)
 
     def _clear(self) -> None:
         if self._listener is not None:
             self._listener.close()
             self.socket.unlink(missing_ok=True)
+            self._note.unlink(missing_ok=True)
         self._lock.close()
         shutil.rmtree(self._spare, ignore_errors=True)
 
@@ -267,6 +270,16 @@ class ProxyChild:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+
+
+def _sweep(note: Path, spare: Path) -> None:
+    """Remove the folder that a killed runner left among the temporary files, and note ours."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        old = Path(note.read_text())
+        if old.parent == spare.parent and old.name.startswith("orchard-"):
+            (old / "proxy.sock").unlink(missing_ok=True)
+            old.rmdir()
+    note.write_text(str(spare))
 
 
 def _listen(path: Path) -> socket.socket:

@@ -66,6 +66,11 @@ class Attempt:
         self._key = ""
         self.rollout_id = plan.rollout_id(house.plan.run_id, job)
 
+    async def models(self) -> list[str]:
+        """Return the models that the policy server lists. Creates the rollout, which `run` then finds."""
+        created = await self._house.control.create(self.rollout_id, **self._fields())
+        return await self._house.control.models(created.api_key)
+
     async def run(self) -> Ended:
         """Run the attempt. Raises what ends the whole run: the proxy is lost, or we are cancelled."""
         try:

@@ -18,7 +18,7 @@ from orchard_proxy.runner import plan, summary
 from orchard_proxy.runner.control import ControlClient, Listed
 from orchard_proxy.runner.plan import Slot
 from orchard_proxy.runner.progress import Board
-from orchard_proxy.runner.rollout import House
+from orchard_proxy.runner.rollout import Attempt, House
 from orchard_proxy.runner.scheduler import Scheduler
 from orchard_proxy.runner.summary import Seen, Summary
 from orchard_proxy.runner.tasks import Task
@@ -74,6 +74,8 @@ async def conduct(house: House, tasks: Sequence[Task], stop: "Stop", *, data_dir
     with locked(data_dir, house.plan.run_id):
         plan.save(house.plan, data_dir)
         jobs = await jobs_left(house, slots)
+        if house.plan.proxy is not None and jobs:
+            await check_model(house, jobs[0], data_dir)
         async with Board(len(slots), len(slots) - len(jobs)) as board:
             scheduler = Scheduler(house, board)
             await stop.watch(scheduler, asyncio.create_task(scheduler.run(jobs), name="rollouts"))
@@ -118,6 +120,23 @@ class Stop:
             self._work = None
         if self._broken is not None and self._broken.done():
             self._broken.result()
+
+
+async def check_model(house: House, first: plan.Job, data_dir: Path) -> None:
+    """Refuse a model that the policy server of a proxy elsewhere does not list: only a rollout can ask it for them.
+
+    Raises UsageError; what is left of the run is then one aborted rollout.
+    """
+    attempt = Attempt(house, first)
+    listed = await attempt.models()
+    if not listed or house.plan.model in listed:
+        return
+    message = f"--model {house.plan.model}: the policy server has no such model, but {', '.join(listed)}"
+    failure = Failure(code="unknown_model", blame=Blame.CLIENT, phase=Phase.CREATE, message=message)
+    await house.control.finish(attempt.rollout_id, status=RolloutStatus.ABORTED, failure=failure)
+    if first.attempt == 1:
+        plan.path_of(data_dir, house.plan.run_id).unlink(missing_ok=True)
+    raise UsageError(message)
 
 
 async def jobs_left(house: House, slots: Sequence[Slot]) -> list[plan.Job]:

@@ -68,6 +68,10 @@ def test_through_a_proxy_that_runs_already(words, tmp_path, proxy):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["total"]["passed"] == 2
     assert not (tmp_path / "data" / "journal").exists(), "what was recorded is with the proxy"
+    words[words.index("--model") + 1] = "tini"
+    wrong = orchard_run(*words, "--admin-key", proxy.admin_key, "--run-id", "wrong")
+    assert (wrong.returncode, "no such model, but tiny" in wrong.stderr) == (2, True), wrong.stderr
+    assert not (tmp_path / "data" / "run" / "wrong.json").exists(), "nothing to go on with"
 
 
 def test_both_kinds_of_settings(words, monkeypatch):

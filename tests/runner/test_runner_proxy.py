@@ -4,7 +4,9 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import aiohttp
 import psutil
@@ -23,6 +25,16 @@ async def ask(proxy, key):
         headers = {"Authorization": f"Bearer {key}"}
         async with session.post("/v1/chat/completions", json=HELLO, headers=headers) as answer:
             return answer.status, (await answer.json())["choices"][0]["message"]["content"]
+
+
+async def test_the_folder_of_a_killed_runner_is_removed(tmp_path, policy):
+    old = Path(tempfile.mkdtemp(prefix="orchard-"))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "spare").write_text(str(old))
+    async with ProxyChild(tmp_path, ["--upstream", policy]):
+        assert not old.exists()  # noqa: ASYNC240 (nothing else runs here)
+        assert Path((tmp_path / "run" / "spare").read_text()).is_dir()  # noqa: ASYNC240
+    assert not (tmp_path / "run" / "spare").exists()
 
 
 async def test_a_killed_proxy_comes_back_on_the_same_socket(tmp_path, policy):
