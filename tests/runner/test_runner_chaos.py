@@ -16,7 +16,7 @@ from support.children import ORCHARD, run
 
 TASKS, N, CONCURRENCY = 8, 8, 16
 RUNNER_KILLS, OTHER_KILLS = 3, 24
-WORD = "CHAOS-HARNESS"
+WORD = f"CHAOS-HARNESS-{os.getpid()}"  # of this test run alone
 SCRIPT = f"""
 # {WORD}
 for step in 1 2 3; do

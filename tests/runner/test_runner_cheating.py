@@ -1,6 +1,7 @@
 """An agent that tries to cheat, from the inside. Each attempt has a positive control that shows it was a real one."""
 
 import json
+import os
 
 import aiohttp
 import msgspec
@@ -143,11 +144,11 @@ async def test_it_cannot_outlive_its_end(house):
         files={"stay.py": STAY},
         grade=CommandGrade(command=check),
     )
-    _, found = await attempt(house, task, "python3 -I -S stay.py STAYS-BEHIND")
+    _, found = await attempt(house, task, f"python3 -I -S stay.py STAYS-BEHIND-{os.getpid()}")
     assert found.metadata["answer"] == "True", "it was there"
     assert found.metadata["harness_run"]["lingering"] > 0
     assert found.reward == 1.0
-    assert alive("STAYS-BEHIND") == []
+    assert alive(f"STAYS-BEHIND-{os.getpid()}") == []
 
 
 def alive(word):
@@ -156,9 +157,9 @@ def alive(word):
 
 async def test_nor_its_timeout(house):
     task = Task(task_id="late", prompt="p", timeout_s=1.5, files={"stay.py": STAY}, grade=CommandGrade(command="true"))
-    _, found = await attempt(house, task, "python3 -I -S stay.py STAYS-LATE; sleep 60")
+    _, found = await attempt(house, task, f"python3 -I -S stay.py STAYS-LATE-{os.getpid()}; sleep 60")
     assert found.failure.code == "agent_timeout"
-    assert alive("STAYS-LATE") == []
+    assert alive(f"STAYS-LATE-{os.getpid()}") == []
 
 
 FORGE = r"""
