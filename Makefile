@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup check test demo bench-proxy clean
+.PHONY: setup check test demo bench-proxy bench-derive clean
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,6 +31,9 @@ demo: $(VENV)/.demo
 
 bench-proxy: setup
 	$(BIN)/python tests/bench/proxy_cost.py
+
+bench-derive: setup
+	$(BIN)/python tests/bench/derive_speed.py
 
 clean:
 	rm -rf build $(VENV)

@@ -7,6 +7,7 @@ is read from /proc for the proxy's process alone; the deriver, which works behin
 import argparse
 import asyncio
 import json
+import math
 import multiprocessing
 import os
 import statistics
@@ -168,15 +169,8 @@ def report(options, folder: Path) -> None:
     try:
         for name, tokens in SIZES.items():
             for stream in (False, True):
-                row(
-                    options,
-                    name,
-                    request_of(tokens, stream=stream),
-                    stream,
-                    (bare_url, bare_pid),
-                    (url, server),
-                    folder,
-                )
+                pair = {"bare": (bare_url, bare_pid), "orchard": (url, server)}
+                row(options, name, request_of(tokens, stream=stream), stream=stream, **pair, folder=folder)
     finally:
         server.stop()
 
@@ -195,7 +189,8 @@ def row(options, name, body, *, stream, bare, orchard, folder) -> None:
     derived = (cpu_s(deriver) - behind) / (options.rounds * options.calls) * 1000
     a, b = statistics.median(ours), statistics.median(theirs)
     print(
-        f"{name:>10} {'stream' if stream else 'whole':>8} {b:8.2f} {a:10.2f} {a / b:6.2f} {derived:10.2f}", flush=True
+        f"{name:>10} {'stream' if stream else 'whole':>8} {b:8.2f} {a:10.2f} {a / b if b else math.nan:6.2f} {derived:10.2f}",
+        flush=True,
     )
 
 
