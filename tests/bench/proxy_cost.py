@@ -188,8 +188,9 @@ def row(options, name, body, *, stream, bare, orchard, folder) -> None:
     asyncio.run(asyncio.sleep(2))
     derived = (cpu_s(deriver) - behind) / (options.rounds * options.calls) * 1000
     a, b = statistics.median(ours), statistics.median(theirs)
+    ratio = a / b if b else math.nan
     print(
-        f"{name:>10} {'stream' if stream else 'whole':>8} {b:8.2f} {a:10.2f} {a / b if b else math.nan:6.2f} {derived:10.2f}",
+        f"{name:>10} {'stream' if stream else 'whole':>8} {b:8.2f} {a:10.2f} {ratio:6.2f} {derived:10.2f}",
         flush=True,
     )
 
