@@ -51,10 +51,6 @@ class PromptIndex:
             {choice["index"]: choice["token_ids"] for choice in row["choices"]},
         )
 
-    def choice_ids(self, call_id: str, choice: int) -> Int32s | None:
-        """Return the sampled ids of a choice; None when there is no such choice."""
-        return self._parts[call_id].choices.get(choice) if call_id in self._parts else None
-
     def prompt_ids(self, call_id: str) -> Int32s | None:
         """Return a call's whole prompt; None when its ids are not known. Raise PromptError when it does not resolve."""
         if call_id not in self._known:

@@ -14,7 +14,6 @@ START_ID = 1
 END_ID = 2
 SPECIAL_IDS = frozenset({0, START_ID, END_ID})
 MARKER_IDS = frozenset(range(9))
-FORCED_END = "<|im_end|>"
 
 
 class TinyTokenizer:

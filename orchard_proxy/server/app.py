@@ -12,7 +12,7 @@ from orchard_proxy.server.control import ControlPlane
 from orchard_proxy.server.http_reply import HttpReply
 from orchard_proxy.server.intake import Intake, RefusedError
 from orchard_proxy.server.metrics import Metrics
-from orchard_proxy.server.registry import Entry, Registry
+from orchard_proxy.server.registry import Entry, Refusal, Registry
 from orchard_proxy.server.relay import House, Incoming, Relay
 from orchard_proxy.wire import chat
 
@@ -33,7 +33,7 @@ class DataPlane:
         """Identify, then relay or refuse."""
         url = request.rel_url
         known = identify.identify(request.method, url.path, url.raw_query_string, request.headers, self._registry)
-        if isinstance(known, identify.Refusal):
+        if isinstance(known, Refusal):
             return self._refuse(known)
         if known.path == identify.MODELS_PATH:
             return await self._models()
@@ -83,7 +83,7 @@ class DataPlane:
         async with self._house.upstream.whole("GET", identify.MODELS_PATH) as (answer, body):
             return web.Response(status=answer.status, headers=answer.headers, body=body)
 
-    def _refuse(self, refusal: identify.Refusal) -> web.Response:
+    def _refuse(self, refusal: Refusal) -> web.Response:
         self._metrics.refused(refusal.status)
         return _dialect_error(refusal.status, refusal.message, refusal.code)
 

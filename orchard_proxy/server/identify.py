@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from orchard_proxy.server import keys
-from orchard_proxy.server.registry import Entry, Registry
+from orchard_proxy.server.registry import Entry, Refusal, Registry
 
 CHAT_PATH = "/v1/chat/completions"
 MODELS_PATH = "/v1/models"
@@ -27,14 +27,6 @@ _RECORDED_HEADERS = (
     "originator",
 )
 _RECORDED_PREFIXES = ("x-stainless-", "x-orchard-")
-
-
-class Refusal(msgspec.Struct, frozen=True):
-    """Why a request is not let in, for the dialect to spell."""
-
-    status: int
-    code: str
-    message: str
 
 
 class Identified(msgspec.Struct, frozen=True):
@@ -57,9 +49,7 @@ def identify(
     if carried.conflict:
         return Refusal(400, "conflicting_keys", "The request carries two different keys. Send one, in one place.")
     who = registry.identify(carried.key)
-    if who.rollout is None:
-        return Refusal(who.status, who.code, who.message)
-    return Identified(who.rollout, carried.path)
+    return who if isinstance(who, Refusal) else Identified(who, carried.path)
 
 
 def recorded_headers(headers: Mapping[str, str]) -> dict[str, str]:

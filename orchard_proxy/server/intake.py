@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
-from orchard_proxy.server.identify import Refusal
+from orchard_proxy.server.registry import Refusal
 
 
 class RefusedError(Exception):

@@ -12,13 +12,12 @@ from orchard_proxy.record.recovery import RolloutState
 from orchard_proxy.server import keys
 
 
-class Who(msgspec.Struct, frozen=True):
-    """The answer to "whose call is this": a rollout, or a refusal."""
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a request is not let in, for the dialect to spell."""
 
-    rollout: "Entry | None"
-    status: int = 200
-    code: str = ""
-    message: str = ""
+    status: int
+    code: str
+    message: str
 
 
 @dataclass(slots=True)
@@ -82,7 +81,7 @@ class Registry:
         """Find the rollout whose capability this is."""
         return self._by_key.get(keys.digest(key))
 
-    def identify(self, key: str | None) -> Who:
+    def identify(self, key: str | None) -> Entry | Refusal:
         """Say whose call this is. In open mode an unknown key names an implicit rollout."""
         if not key:
             return _NO_KEY_OPEN if self.open_mode else _NO_KEY
@@ -93,35 +92,33 @@ class Registry:
             return self._labelled(key) if self.open_mode else _WRONG_KEY
         if entry.finished_us is not None and not entry.implicit:
             return _FINISHED
-        return Who(entry)
+        return entry
 
-    def _labelled(self, key: str) -> Who:
+    def _labelled(self, key: str) -> Entry | Refusal:
         name = keys.label(key)
         entry = self._by_id.get(name)
         if entry is None:
-            return Who(Entry(rollout_id=name, key_sha256="", implicit=True, body_sha256=""))
-        return Who(entry) if entry.implicit else _NOT_YOURS
+            return Entry(rollout_id=name, key_sha256="", implicit=True, body_sha256="")
+        return entry if entry.implicit else _NOT_YOURS
 
 
-_NO_KEY = Who(
-    None, 401, "missing_api_key", "No API key. Send the api_key that POST /rollouts returned, as Authorization: Bearer."
+_NO_KEY = Refusal(
+    401, "missing_api_key", "No API key. Send the api_key that POST /rollouts returned, as Authorization: Bearer."
 )
-_NO_KEY_OPEN = Who(None, 401, "missing_api_key", "No API key. Set OPENAI_API_KEY to any name; it labels the rollout.")
-_WRONG_KEY = Who(
-    None,
+_NO_KEY_OPEN = Refusal(401, "missing_api_key", "No API key. Set OPENAI_API_KEY to any name; it labels the rollout.")
+_WRONG_KEY = Refusal(
     401,
     "invalid_api_key",
     "Unknown API key. Create a rollout with POST /rollouts and use the api_key it returns.",
 )
-_ADMIN_KEY = Who(
-    None,
+_ADMIN_KEY = Refusal(
     403,
     "admin_key_on_data_plane",
     "This is the admin key; it makes no calls and belongs in no harness. Use a rollout's api_key.",
 )
-_NOT_YOURS = Who(
-    None, 403, "not_your_rollout", "This name belongs to a rollout with a key of its own. Use that key or another name."
+_NOT_YOURS = Refusal(
+    403, "not_your_rollout", "This name belongs to a rollout with a key of its own. Use that key or another name."
 )
-_FINISHED = Who(
-    None, 410, "rollout_finished", "This rollout is finished and takes no more calls. Create a new one: POST /rollouts."
+_FINISHED = Refusal(
+    410, "rollout_finished", "This rollout is finished and takes no more calls. Create a new one: POST /rollouts."
 )

@@ -218,11 +218,17 @@ class _Ready:
         self._engines = engines
         self._journal = journal
 
-    async def handle(self, request: web.Request) -> web.Response:
+    async def handle(self, _request: web.Request) -> web.Response:
         if self._journal.failing:
-            reason = "the journal cannot be written; free space or look at the log"
-            return web.json_response({"status": "not ready", "reason": reason}, status=503)
-        return await self._engines.handle_ready(request)
+            return self._not_yet("the journal cannot be written; free space or look at the log")
+        known = self._engines.known
+        if known is None:
+            return self._not_yet(self._engines.problem)
+        return web.json_response({"status": "ready", "engine": known.engine.name, "logprobs_mode": known.logprobs_mode})
+
+    @staticmethod
+    def _not_yet(reason: str) -> web.Response:
+        return web.json_response({"status": "not ready", "reason": reason}, status=503)
 
 
 async def _healthy(_request: web.Request) -> web.Response:

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
-from aiohttp import web
 
 from orchard_proxy.engines import probe, registry
 from orchard_proxy.engines.base import Engine
@@ -74,18 +73,21 @@ class EngineWatch:
         self._problem = reason
         self._look.set()
 
-    async def handle_ready(self, _request: web.Request) -> web.Response:
-        """Answer GET /readyz: 200 when the engine is known, else 503 and why."""
-        if self._known is None:
-            return web.json_response({"status": "not ready", "reason": self._problem}, status=503)
-        engine, mode = self._known.engine.name, self._known.logprobs_mode
-        return web.json_response({"status": "ready", "engine": engine, "logprobs_mode": mode})
+    @property
+    def known(self) -> EngineInUse | None:
+        """The engine, where the last probe found one and no call has failed since."""
+        return self._known
+
+    @property
+    def problem(self) -> str:
+        """Why the engine is not known."""
+        return self._problem
 
     async def _keep_looking(self) -> None:
         wait_s = _FIRST_WAIT_S
         while True:
             await self._look.wait()
-            with contextlib.suppress(UpstreamError):  # It is in self._problem, for /readyz.
+            with contextlib.suppress(UpstreamError):  # It is in self._problem, for whoever asks.
                 await self._probe()
             if self._known is None:
                 await asyncio.sleep(wait_s)

@@ -121,7 +121,7 @@ def test_open_mode_still_knows_real_keys_and_protects_their_names():
 def test_an_implicit_rollout_never_answers_410():
     made = registry(open_mode=True)
     made.add(Entry("lab", "", implicit=True, body_sha256="", finished_us=7))
-    assert made.identify("lab").rollout.rollout_id == "lab"
+    assert made.identify("lab").rollout_id == "lab"
 
 
 @pytest.mark.parametrize(("second", "conflicts"), [(OTHER, True), (KEY, False)], ids=["two-keys", "one-key-twice"])
